@@ -16,7 +16,7 @@ mod tests;
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
-use crate::reports::{CompressedActivationsReport, KeptReport};
+use crate::reports::CompressedActivationsReport;
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::kept;
 use ir::{Builder, Changed, DType, Diagnostic, Level, Module, Node, NodeId, Op, TypeError, ValueId};
@@ -77,21 +77,23 @@ impl Transform for CompressActivations {
             let error = Diagnostic::new("activations wait for backward only in a program that has one");
             return Err(error.note("run `compress_activations` after `optimizer`"));
         }
-        let before = KeptReport::of(module, &activations(module));
+        let kept_before = kept_bytes(module);
         let lossless = decide(module, self);
         let mut changed = apply(module, &lossless)?;
         let rounded = self.dtype.map(|dtype| decide_rounded(module, dtype, self.least));
         if let Some(rounded) = &rounded {
             changed = changed.or(apply_rounded(module, rounded)?);
         }
-        let after = KeptReport::of(module, &activations(module));
         cx.reports.compressed_activations = Some(CompressedActivationsReport {
-            before,
-            after,
+            kept_before,
+            kept: kept_bytes(module),
             masks: lossless.bits() as u64,
             outputs: lossless.outputs() as u64,
             indices: lossless.searches.len() as u64,
-            rounded: rounded.map(|rounded| (rounded.dtype, rounded.values.len() as u64)),
+            dtype: self.dtype,
+            rounded: rounded.map_or(0, |rounded| rounded.values.len() as u64),
+            // Half of the distance of neighbours, of 8 and 11 significant bits.
+            relative_error: self.dtype.map(|dtype| 2f64.powi(if dtype == DType::BF16 { -8 } else { -11 })),
         });
         Ok(changed)
     }
@@ -108,7 +110,9 @@ fn activations(module: &Module) -> Vec<ValueId> {
 
 /// Returns the bytes, on each device, of a microbatch's activations that wait for backward.
 pub fn kept_bytes(module: &Module) -> u64 {
-    KeptReport::of(module, &activations(module)).bytes
+    let activations = activations(module).into_iter();
+    let bytes = activations.filter_map(|value| module.ty(value).local_bytes(&module.mesh));
+    bytes.fold(0, u64::saturating_add)
 }
 
 /// The activations that are kept in a lossless form.

@@ -4,6 +4,7 @@ use crate::pass::PassContext;
 use crate::pipeline::Pipeline;
 use crate::registry::Pass;
 use ir::{Diagnostic, Kernels, Module};
+use serde::{Serialize, Serializer};
 use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -29,12 +30,17 @@ pub struct Manager {
 }
 
 /// The duration of a pass, without its verification.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Timing {
     /// The pass.
     pub pass: &'static str,
-    /// The duration.
+    /// The duration, in JSON in milliseconds.
+    #[serde(rename = "ms", serialize_with = "as_milliseconds")]
     pub time: Duration,
+}
+
+fn as_milliseconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64() * 1e3)
 }
 
 /// A pass that did not succeed.

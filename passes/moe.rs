@@ -18,7 +18,7 @@ mod options;
 mod route;
 mod slots;
 
-pub use find::{Block, FoundBlocks, blocks};
+pub use find::{Block, FeedForward, PATTERN, blocks};
 
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
@@ -244,7 +244,7 @@ impl Transform for Moe {
                 error.note("remove --moe: exported experts are trained, and --mesh ep=N spreads them")
             );
         }
-        let FoundBlocks { blocks, near } = blocks(module);
+        let FeedForward { blocks, near } = blocks(module);
         if blocks.is_empty() {
             let error = Diagnostic::new("--moe found no feed-forward block in the model").note(
                 "a block is a multiplication with a parameter, an activation, and a second multiplication, of sequences",

@@ -1,17 +1,18 @@
-//! The reports of passes, as plain data: [`crate::PassContext`] holds them, and a pass fills in its own.
+//! The reports of passes, as plain data: [`crate::PassContext`] holds them, and a pass fills in its own. `inspect` writes them as JSON as
+//! they are.
 
 mod compressed_activations;
 mod parameters;
 mod recompute;
 mod stages;
 
-pub use compressed_activations::{CompressedActivationsReport, KeptReport};
+pub use compressed_activations::CompressedActivationsReport;
 pub use parameters::{ParameterReport, RowRole, StateView, Tie};
 pub use recompute::{BlockReport, Fate, RecomputeReport, ValueReport};
 pub use stages::{CandidateReport, StageReport};
 
 use ir::Diagnostic;
-use std::sync::Arc;
+use serde::Serialize;
 
 /// The reports of all passes that have something to say. A pass fills its own field.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,18 +36,21 @@ pub struct Reports {
 }
 
 /// The description of the loss for the user.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
 pub struct LossReport {
     /// The objective, and the way in which it was recognised.
     pub text: String,
     /// The outputs of the file that are scalars: its own loss and metrics.
+    #[serde(skip)]
     pub scalars: Vec<String>,
     /// A warning for steps of several microbatches, whose loss may not be that of the whole batch.
+    #[serde(skip)]
     pub doubt: Option<Diagnostic>,
 }
 
 /// The gradients that data ranks reduce in another form, and the bytes of that form.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CompressedGradientsReport {
     /// The name of the method, for the user.
     pub method: String,
@@ -61,18 +65,18 @@ pub struct CompressedGradientsReport {
 }
 
 /// A place where a pattern was nearly found.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct NearMiss {
     /// The operator that the pattern would have become.
     pub pattern: &'static str,
     /// The place in the file.
-    pub origin: Arc<str>,
+    pub origin: String,
     /// The obstacle to the pattern.
     pub reason: String,
 }
 
 /// The sharding of a named value, and the reasons for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ShardingReport {
     /// The name of the state or input.
     pub name: String,

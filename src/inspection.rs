@@ -5,8 +5,7 @@
 mod after;
 mod cluster;
 mod collectives;
-mod compressed_activations;
-mod compressed_gradients;
+mod compressed;
 mod dot;
 mod facts;
 mod feed_forward;
@@ -26,27 +25,25 @@ mod why;
 pub use after::program_after;
 pub use cluster::{AxisFacts, ClusterFacts, CollectiveTimeFacts, LinkFacts, SentFacts};
 pub use collectives::{CollectiveFacts, Communication};
-pub use compressed_activations::CompressedActivationFacts;
-pub use compressed_gradients::CompressedGradientFacts;
+pub use compressed::{compressed_activations, compressed_gradients};
 pub use dot::dot;
-pub use facts::{FileFacts, NearMissFacts, PassTime, Port, ProgramFacts, Told};
-pub use feed_forward::{FeedForwardBlock, FeedForwardFacts};
+pub use facts::{FileFacts, Port, ProgramFacts, Told};
 pub use folder::FolderFacts;
 pub use groups::{GroupFacts, GroupMember};
 pub use measured::{MeasuredPipeline, MeasuredRankFacts, MeasuredStageFacts, PredictedIdle};
-pub use parameters::{ParameterFacts, PartFacts, TensorRow, TieFacts};
+pub use parameters::{ParameterFacts, PartFacts, TensorRow};
 pub(crate) use prediction::milliseconds;
 pub use prediction::{
     CommandFacts, ExchangeFacts, KindFacts, MemoryClassFacts, PredictionFacts, SectionFacts,
 };
-pub use recomputed::{BlockFacts, RecomputeFacts};
+pub use recomputed::recomputed;
 pub use shares::{Share, Shares};
 pub(crate) use stages::staleness;
 pub use stages::{
-    PipelineFacts, PipelineStepFacts, RankFacts, ScheduleFacts, StageFacts, TaskFacts, TransferFacts,
+    PipelineFacts, PipelineStepFacts, RankFacts, StageFacts, TaskFacts, TransferFacts, chosen_schedule,
 };
-pub use step::{MemoryFacts, MeshFacts, PhaseCost, StepFacts};
-pub use why::{Answer, ShardingFacts};
+pub use step::{DeviceFacts, EachDevice, MemoryFacts, MeshFacts, PhaseCost, StepFacts};
+pub use why::Answer;
 
 use crate::compilation::{self, Compilation, Source};
 use crate::compiler::{self, Job, Step, Stopped};
@@ -55,18 +52,24 @@ use crate::failure::Failure;
 use crate::feed;
 use crate::plan::MemoryPlan;
 use crate::sizes;
+use crate::training::Programs;
 use data;
 use ir::machine::{Device, Machine, Preset};
 use ir::{Diagnostic, Module, visible};
 use onnx::Model;
-use passes::Manager;
 use passes::bind::BATCH;
+use passes::moe::{self, FeedForward};
+use passes::reports::{
+    CompressedActivationsReport, CompressedGradientsReport, LossReport, NearMiss, RecomputeReport,
+    ShardingReport, StageReport,
+};
+use passes::{Manager, Timing};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A model that was looked at. What is not known is left out: a model that cannot be imported has its file's facts
 /// alone, and one whose dims are not all bound has no costs.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Inspection {
     /// The file.
     pub file: FileFacts,
@@ -89,31 +92,31 @@ pub struct Inspection {
     pub program: Option<ProgramFacts>,
     /// Its feed-forward blocks, before any became a mixture of experts.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub feed_forward: Option<FeedForwardFacts>,
+    pub feed_forward: Option<FeedForward>,
     /// Where one of the patterns was nearly found.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub near_misses: Vec<NearMissFacts>,
+    pub near_misses: Vec<NearMiss>,
     /// What is minimised, and how it was recognised.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub loss: Option<String>,
+    pub loss: Option<LossReport>,
     /// What a step of training takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<StepFacts>,
     /// The choice of the schedule, if no flag names it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub schedule: Option<ScheduleFacts>,
+    pub schedule: Option<StageReport>,
     /// The pipeline, if the mesh has several stages.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipeline: Option<PipelineFacts>,
     /// The blocks of the forward phase, and the parts that backward computes again.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub recomputed: Option<RecomputeFacts>,
+    pub recomputed: Option<RecomputeReport>,
     /// The forms in which activations wait for backward.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub compressed_activations: Option<CompressedActivationFacts>,
+    pub compressed_activations: Option<CompressedActivationsReport>,
     /// The gradients that data ranks reduce in another form.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub compressed_gradients: Option<CompressedGradientFacts>,
+    pub compressed_gradients: Option<CompressedGradientsReport>,
     /// The search for a program that fits into `--memory`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fit: Option<String>,
@@ -122,9 +125,9 @@ pub struct Inspection {
     pub prediction: Option<PredictionFacts>,
     /// How inputs and states lie over the mesh, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub shardings: Vec<ShardingFacts>,
+    pub shardings: Vec<ShardingReport>,
     /// How long each pass took.
-    pub passes: Vec<PassTime>,
+    pub passes: Vec<Timing>,
     /// The program as far as the passes got.
     #[serde(skip)]
     module: Option<Module>,
@@ -134,7 +137,7 @@ pub struct Inspection {
 }
 
 /// How far a model gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Support {
     /// All passes run: it can be trained as it is.
@@ -146,6 +149,7 @@ pub enum Support {
     /// Its dims are to be bound before it can be told whether it can be imported.
     Undecided,
     /// It cannot be imported.
+    #[default]
     Unsupported,
 }
 
@@ -177,28 +181,9 @@ impl Inspection {
     pub fn of(model: Model, question: &Question) -> Result<Self, Failure> {
         let mut found = Self {
             file: FileFacts::of(&model, &question.job.model),
-            support: Support::Unsupported,
             unbound: unbound(&model, &question.sizes),
-            reasons: vec![],
-            warnings: model.warnings.iter().map(Told::problem).collect(),
-            parameters: None,
-            groups: vec![],
-            program: None,
-            feed_forward: None,
-            near_misses: vec![],
-            loss: None,
-            step: None,
-            schedule: None,
-            pipeline: None,
-            recomputed: None,
-            compressed_activations: None,
-            compressed_gradients: None,
-            fit: None,
-            prediction: None,
-            shardings: vec![],
-            passes: vec![],
-            module: None,
-            memory_plan: None,
+            warnings: model.warnings.iter().map(Told::diagnostic).collect(),
+            ..Self::default()
         };
         match Source::import(&question.job.model, model.clone(), &question.sizes) {
             Ok(source) => found.compile(&source, question)?,
@@ -277,7 +262,7 @@ impl Inspection {
         }
         let (program, feed_forward) = (&mut self.program, &mut self.feed_forward);
         let mut after = |_: usize, pass: &str, module: &Module| match pass {
-            "parameters" => *feed_forward = Some(FeedForwardFacts::of(module)),
+            "parameters" => *feed_forward = Some(moe::blocks(module)),
             "loss" => *program = Some(ProgramFacts::of(module)),
             _ => {}
         };
@@ -309,38 +294,45 @@ impl Inspection {
         let Step { source, plan, compilation, microbatches, fit, .. } = step;
         let state_dict = &source.imported.state_dict;
         self.fit = fit;
-        self.passes = compilation.timings.iter().map(PassTime::of).collect();
+        self.passes.clone_from(&compilation.timings);
         self.warnings = compilation.warnings.iter().map(Told::diagnostic).collect();
         self.parameters =
             Some(ParameterFacts::of(&compilation.reports.parameters, &compilation.training, state_dict));
-        self.loss = compilation.reports.loss.as_ref().map(|loss| loss.text.clone());
-        self.near_misses = compilation.reports.near_misses.iter().map(NearMissFacts::of).collect();
         self.groups = GroupFacts::of(&plan.optimizer.groups, &compilation.reports.parameters);
-        self.shardings = compilation.reports.shardings.iter().map(ShardingFacts::of).collect();
-        self.recomputed = compilation.reports.recomputed.as_ref().map(RecomputeFacts::of);
-        let activations = compilation.reports.compressed_activations.as_ref();
-        self.compressed_activations = activations.map(CompressedActivationFacts::of);
-        self.compressed_gradients =
-            compilation.reports.compressed_gradients.as_ref().map(CompressedGradientFacts::of);
+        let reports = compilation.reports.clone();
+        self.near_misses = reports.near_misses;
+        self.loss = reports.loss;
+        self.schedule = reports.stages.filter(StageReport::is_choice);
+        self.recomputed = reports.recomputed;
+        self.compressed_activations = reports.compressed_activations;
+        self.compressed_gradients = reports.compressed_gradients;
+        self.shardings = reports.shardings;
         let processor = Preset::Cpu.device();
         let device = question.machine.map_or(&processor, Machine::device);
-        let stages = compilation.reports.stages.as_ref();
-        self.schedule = stages.and_then(|report| ScheduleFacts::of(report, &device.name));
-        match StepFacts::of(&compilation, microbatches, question.machine) {
-            Ok(step) => {
-                self.warnings.extend(compilation.doubt(step.microbatches).map(Told::diagnostic));
+        // The bytes of a step without stages are those of the processor's plan. Its prediction has those of the machine.
+        let planned_on = if compilation.training.pipeline.is_some() { device } else { &processor };
+        let step = Programs::lower_on(&compilation, microbatches, planned_on).and_then(|programs| {
+            let step = StepFacts::of(&compilation, &programs, microbatches, question.machine)?;
+            Ok((programs, step))
+        });
+        match step {
+            Ok((programs, step)) => {
+                self.warnings.extend(compilation.doubt(microbatches).map(Told::diagnostic));
                 self.support = Support::Trainable;
-                let machine = question.machine;
-                self.predict(&compilation, step.microbatches, machine)?;
-                self.pipeline(&compilation, machine)?;
+                self.step = Some(step);
+                self.predict(&compilation, microbatches, question.machine)?;
+                self.pipeline(&compilation, &programs, question.machine)?;
                 if question.lists_memory {
                     let budgets = question.job.flags.memory.memory.as_ref();
-                    match MemoryPlan::for_device(&compilation, step.microbatches, device, budgets) {
+                    let plan = match device == planned_on {
+                        true => MemoryPlan::of(&programs, microbatches, budgets).map_err(Failure::from),
+                        false => MemoryPlan::for_device(&compilation, microbatches, device, budgets),
+                    };
+                    match plan {
                         Ok(plan) => self.memory_plan = Some(plan),
                         Err(failure) => self.reasons.extend(told(failure)?),
                     }
                 }
-                self.step = Some(step);
             }
             Err(failure) => self.reasons.extend(told(failure)?),
         }
@@ -369,11 +361,14 @@ impl Inspection {
         Ok(())
     }
 
-    /// Looks at the pipeline of a step. An operator without a kernel on the machine that was asked about is a reason.
-    fn pipeline(&mut self, compilation: &Compilation, machine: Option<&Machine>) -> Result<(), Failure> {
-        let manager = Manager::default();
-        let mut lowering = compilation.lowering(&manager);
-        match PipelineFacts::of_step(&mut lowering, &compilation.training, machine) {
+    /// Looks at the pipeline of a step with its programs. An operator without a kernel on the machine that was asked about is a reason.
+    fn pipeline(
+        &mut self,
+        compilation: &Compilation,
+        programs: &Programs,
+        machine: Option<&Machine>,
+    ) -> Result<(), Failure> {
+        match PipelineFacts::of_compiled(compilation, programs, machine) {
             Ok(pipeline) => {
                 let planned = pipeline.iter().flat_map(|pipeline| &pipeline.ranks).map(|rank| rank.planned);
                 let device = machine.map(Machine::device);
@@ -396,14 +391,13 @@ impl Inspection {
         let mut module = source.imported.module.clone();
         let mut cx = source.context();
         let pipeline = compiler::up_to_parameters(question.job, &source.model, &question.sizes);
-        let timings = compilation::run(manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
-        self.passes = timings.iter().map(PassTime::of).collect();
+        self.passes = compilation::run(manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
         self.warnings.extend(cx.warnings.iter().map(Told::diagnostic));
         self.parameters =
             Some(ParameterFacts::of(&cx.reports.parameters, &module, &source.imported.state_dict));
-        self.near_misses = cx.reports.near_misses.iter().map(NearMissFacts::of).collect();
+        self.near_misses = cx.reports.near_misses;
         self.program.get_or_insert_with(|| ProgramFacts::of(&module));
-        self.feed_forward.get_or_insert_with(|| FeedForwardFacts::of(&module));
+        self.feed_forward.get_or_insert_with(|| moe::blocks(&module));
         self.module = Some(module);
         Ok(())
     }

@@ -94,7 +94,7 @@ pub(super) fn report(
     let near = missed.map(|(&(class, pattern), reason)| (g.find(class), pattern, reason));
     let near = near.filter(|(class, ..)| stood.contains(class)).map(|(class, pattern, reason)| NearMiss {
         pattern,
-        origin: origins.get(&class).cloned().unwrap_or_default(),
+        origin: origins.get(&class).map(ToString::to_string).unwrap_or_default(),
         reason: reason.clone(),
     });
     let mut near: Vec<NearMiss> = near.collect();

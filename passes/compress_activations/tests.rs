@@ -28,8 +28,8 @@ fn compressed(module: &mut Module, options: &str) -> CompressedActivationsReport
 fn kept_bytes_are_those_of_the_formulas() {
     let bytes = |options: &str| {
         let report = compressed(&mut program(POOL), options);
-        assert_eq!(report.before.bytes, 72 * 4 + 72 * 4, "{options}");
-        report.after.bytes
+        assert_eq!(report.kept_before, 72 * 4 + 72 * 4, "{options}");
+        report.kept
     };
     // The pooling keeps the ReLU's result, which the ReLU's gradient reads as well.
     assert_eq!(bytes("masks, least=0"), 72 * 4);
@@ -73,7 +73,7 @@ fn a_rounded_activation_is_within_the_error_of_its_type() {
     let exact = gradient(&module);
     for (dtype, bits) in [("bf16", 8), ("f16", 11)] {
         let mut rounded = module.clone();
-        assert_eq!(compressed(&mut rounded, &format!("dtype={dtype}, least=0")).after.bytes, 4096 * 2);
+        assert_eq!(compressed(&mut rounded, &format!("dtype={dtype}, least=0")).kept, 4096 * 2);
         let errors = gradient(&rounded).into_iter().zip(&exact).map(|(x, exact)| ((x - exact) / exact).abs());
         let largest = errors.fold(0.0, f64::max);
         let bound = 2f64.powi(-bits);

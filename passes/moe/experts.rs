@@ -48,7 +48,7 @@ impl Moe {
     ) -> Result<(), Diagnostic> {
         let (input, output) = (block.input, block.output);
         // The nodes of the mixture stand before the last node of the block, where all its operands are known.
-        b.at(At::Before(block.last)).origin(block.origin.clone());
+        b.at(At::Before(block.last)).origin(&*block.origin);
         let ty = b.ty(input).clone();
         let all = ty.sizes().unwrap_or_default();
         let (Some(&features), Some(groups)) = (all.last(), block.samples.size()) else {

@@ -4,9 +4,9 @@
 use crate::reports::NearMiss;
 use ir::ops::elementwise::Binary;
 use ir::{Definition, Dim, Module, Node, NodeId, Op, OperandRole, Phase, Role, StateId, Type, ValueId};
+use serde::Serialize;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 /// A multiplication of rows with a parameter along their last dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,48 +20,56 @@ pub(super) struct Linear {
 }
 
 /// A feed-forward block.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Block {
-    /// The tokens of the block: `[samples, .., features]`, or the same as rows, `[tokens, features]`.
-    pub input: ValueId,
-    /// The number of samples that the tokens belong to.
-    pub samples: Dim,
-    /// All nodes of the block in program order, from the first contraction to the last one or to the bias that is added to it.
-    pub nodes: Vec<NodeId>,
-    /// The result: `[samples, .., features]`, or rows.
-    pub output: ValueId,
-    /// The node that computes the result.
-    pub last: NodeId,
+    /// The origin of the activation.
+    pub origin: String,
+    /// The number of numbers of a token. `None` if the dim is not bound.
+    pub features: Option<u64>,
     /// The number of hidden numbers of a token.
     pub hidden: u64,
-    /// The origin of the activation.
-    pub origin: Arc<str>,
+    /// The tokens of the block: `[samples, .., features]`, or the same as rows, `[tokens, features]`.
+    #[serde(skip)]
+    pub input: ValueId,
+    /// The number of samples that the tokens belong to.
+    #[serde(skip)]
+    pub samples: Dim,
+    /// All nodes of the block in program order, from the first contraction to the last one or to the bias that is added to it.
+    #[serde(skip)]
+    pub nodes: Vec<NodeId>,
+    /// The result: `[samples, .., features]`, or rows.
+    #[serde(skip)]
+    pub output: ValueId,
+    /// The node that computes the result.
+    #[serde(skip)]
+    pub last: NodeId,
 }
 
-/// The blocks of a program, in program order, and the near misses.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct FoundBlocks {
+/// The feed-forward blocks of a program, in program order, and the near misses.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct FeedForward {
     /// The blocks.
     pub blocks: Vec<Block>,
     /// Contractions behind an activation that end no block, with the reasons.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<NearMiss>,
 }
 
 /// The pattern's name in reports.
-pub(super) const PATTERN: &str = "feed-forward";
+pub const PATTERN: &str = "feed-forward";
 
 /// Finds the blocks.
-pub fn blocks(module: &Module) -> FoundBlocks {
+pub fn blocks(module: &Module) -> FeedForward {
     let uses = module.uses();
     let finder = Finder { module, readers: |value| &uses[value][..] };
-    let mut found = FoundBlocks::default();
+    let mut found = FeedForward::default();
     for (id, node) in module.nodes().filter(|(_, node)| node.phase == Phase::Forward) {
         let Some(linear) = linear(module, node) else { continue };
         match finder.block(id, linear) {
             Ok(block) => found.blocks.push(block),
             Err(None) => {}
             Err(Some(reason)) => {
-                found.near.push(NearMiss { pattern: PATTERN, origin: node.origin.clone(), reason })
+                found.near.push(NearMiss { pattern: PATTERN, origin: node.origin.to_string(), reason })
             }
         }
     }
@@ -172,8 +180,9 @@ impl<'m, R: Fn(ValueId) -> &'m [NodeId]> Finder<'m, R> {
             return Err(Some(format!("its parameter `{}` is read elsewhere too", module.states[state].name)));
         }
         let nodes = module.order().iter().copied().filter(|node| walk.nodes.contains(node)).collect();
-        let origin = module.node(activation).origin.clone();
-        Ok(Block { input, samples, nodes, output, last: end, hidden: width, origin })
+        let origin = module.node(activation).origin.to_string();
+        let features = ty.dims.last().and_then(Dim::size);
+        Ok(Block { origin, features, hidden: width, input, samples, nodes, output, last: end })
     }
 
     /// Walks back from a value of hidden numbers. Without recursion, since the graph may be deeper than the call stack.

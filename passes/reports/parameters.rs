@@ -1,6 +1,7 @@
 //! The roles of the tensors of a file. `inspect` prints them, an export writes weights back by them, and `verify` uses them.
 
 use ir::{Claim, Type, View};
+use serde::Serialize;
 
 /// The role of a float tensor of the file, and the reason.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +28,8 @@ pub struct ParameterReport {
 }
 
 /// The role of a float tensor of the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RowRole {
     /// Trained, unless frozen.
     Parameter,
@@ -35,6 +37,17 @@ pub enum RowRole {
     Buffer,
     /// Neither of the two.
     Constant,
+}
+
+impl RowRole {
+    /// The name for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Parameter => "parameter",
+            Self::Buffer => "buffer",
+            Self::Constant => "constant",
+        }
+    }
 }
 
 /// A state as a view of a tensor of the file.
@@ -47,9 +60,10 @@ pub struct StateView {
 }
 
 /// A tie of two tensors with the same elements, one of which stays.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Tie {
     /// The name of the other tensor in the file.
+    #[serde(rename = "to")]
     pub data: String,
     /// Dim `i` of the tied tensor is dim `permutation[i]` of the tensor that stays.
     pub permutation: Vec<u32>,

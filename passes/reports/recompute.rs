@@ -1,13 +1,15 @@
 //! The report of the pass `recompute`.
 
 use ir::ValueId;
+use serde::Serialize;
 
 /// The repeated parts of the forward phase.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RecomputeReport {
     /// The blocks that may be repeated, in program order.
     pub blocks: Vec<BlockReport>,
     /// The values that these blocks compute, in program order, without views and constants.
+    #[serde(skip)]
     pub values: Vec<ValueReport>,
 }
 
@@ -54,13 +56,14 @@ pub enum Fate {
 }
 
 /// A block: a part of the forward phase after which a single large value is read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BlockReport {
     /// The origin of its first node in the ONNX file.
     pub first: String,
     /// The origin of its last node in the ONNX file.
     pub last: String,
     /// The repeated operators with their counts, in the order of their first node.
+    #[serde(rename = "recomputed")]
     pub operators: Vec<(&'static str, usize)>,
     /// The predicted time of the repeated nodes on a device, in picoseconds.
     pub picoseconds: u64,

@@ -69,10 +69,10 @@ pub(super) fn choose(
     let estimated = cuts.estimated(&cut);
     let report = StageReport {
         schedule: cut.schedule.to_string(),
-        candidates: vec![],
         limit: options.memory.as_ref().map(|memory| memory.limit),
         estimated,
         is_limited: cut.is_limited,
+        ..StageReport::default()
     };
     Ok((cut, report))
 }
@@ -161,16 +161,18 @@ impl Cuts<'_> {
         let candidate = |(cut, seconds, estimated): &(ScheduledCut, f64, Vec<u64>)| CandidateReport {
             schedule: cut.schedule.to_string(),
             time: if fastest > 0.0 { seconds / fastest } else { 1.0 },
-            bytes: memory.map_or(0, |memory| largest(memory, estimated)),
+            bytes: memory.map(|memory| largest(memory, estimated)),
             fits: memory.is_none_or(|memory| fits(memory, estimated)),
         };
-        let candidates: Vec<CandidateReport> = all.iter().map(candidate).collect();
+        let mut candidates: Vec<CandidateReport> = all.iter().map(candidate).collect();
         let fitting = candidates.iter().filter(|candidate| candidate.fits);
         let bound = least(&mut fitting.map(|candidate| candidate.time)) * (1.0 + 1.0 / TIE as f64);
         let of_fitting = candidates.iter().position(|one| one.fits && one.time <= bound);
         let smallest = || (0..candidates.len()).min_by_key(|&at| candidates[at].bytes);
         let chosen = of_fitting.or_else(smallest)?;
-        let is_passed_over = candidates.iter().any(|one| !one.fits && one.time < candidates[chosen].time);
+        let time = candidates[chosen].time;
+        let is_passed_over = candidates.iter().any(|one| !one.fits && one.time < time);
+        candidates.iter_mut().for_each(|one| one.time /= time);
         let (cut, _, estimated) = all.swap_remove(chosen);
         let report = StageReport {
             schedule: cut.schedule.to_string(),
@@ -178,6 +180,7 @@ impl Cuts<'_> {
             limit: memory.map(|memory| memory.limit),
             estimated,
             is_limited: cut.is_limited || is_passed_over,
+            ..StageReport::default()
         };
         Some((cut, report))
     }
@@ -305,8 +308,8 @@ mod tests {
             assert_eq!(candidates.len(), CANDIDATES.len());
             let chosen = candidates.iter().position(|one| one.schedule == schedule).expect("it is there");
             let fitting: Vec<&CandidateReport> = candidates.iter().filter(|one| one.fits).collect();
-            assert!(candidates.iter().all(|one| one.fits == (one.bytes <= limit)));
-            assert_eq!(estimated.iter().max(), Some(&candidates[chosen].bytes));
+            assert!(candidates.iter().all(|one| one.fits == (one.bytes <= Some(limit))));
+            assert_eq!(estimated.iter().max(), candidates[chosen].bytes.as_ref());
             if fitting.is_empty() {
                 assert!(candidates.iter().all(|one| one.bytes >= candidates[chosen].bytes));
                 continue;

@@ -173,7 +173,7 @@ impl Compile {
         let machine = cluster.map_or_else(|| Machine::Node(device.device()), Machine::Cluster);
         let RunJob { compilation, programs, .. } = ready.last();
         if compilation.training.pipeline.is_some() {
-            let pipeline = PipelineFacts::of_compiled(compilation, programs, &machine).ok()??;
+            let pipeline = PipelineFacts::of_compiled(compilation, programs, Some(&machine)).ok()??;
             return pipeline.step.map(|step| step.step_ms * 1e-3);
         }
         let list = programs.target.commands(programs.training.first(), ready.plan.microbatches).ok()?;

@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::staleness;
 use crate::inspection::units::bytes;
-use crate::inspection::{CompressedActivationFacts, CompressedGradientFacts, RecomputeFacts, ScheduleFacts};
+use crate::inspection::{chosen_schedule, compressed_activations, compressed_gradients, recomputed};
 use crate::launcher::Launched;
 use crate::log;
 use crate::output::{FLIGHT, Folder};
@@ -203,21 +203,18 @@ impl Compile {
         if let Some(pipeline) = pipeline.filter(|pipeline| pipeline.is_asynchronous()) {
             tell!("staleness: {}", staleness(&pipeline.delays));
         }
-        let stages = compilation.reports.stages.as_ref();
-        let choice = stages.and_then(|report| ScheduleFacts::of(report, &device.device().name));
-        choice.iter().for_each(|choice| tell!("{choice}"));
-        tell!("trained: {}", assumptions::trained_tensors(&compilation.reports.parameters, None).says);
-        let recomputed = compilation.reports.recomputed.as_ref();
-        recomputed.iter().for_each(|report| report::tell_lines(&RecomputeFacts::of(report).to_string()));
-        let gradients = compilation.reports.compressed_gradients.as_ref();
-        gradients.iter().for_each(|report| tell!("{}", CompressedGradientFacts::of(report)));
+        let reports = &compilation.reports;
+        let choice = reports.stages.iter().filter(|report| report.is_choice());
+        choice.for_each(|report| tell!("{}", chosen_schedule(report)));
+        tell!("trained: {}", assumptions::trained_tensors(&reports.parameters, None).says);
+        reports.recomputed.iter().for_each(|report| report::tell_lines(&recomputed(report)));
+        reports.compressed_gradients.iter().for_each(|report| tell!("{}", compressed_gradients(report)));
         if let [_, .., last] = &ready.jobs[..] {
             tell!("gradients are reduced whole up to step {}", last.first_step);
         }
-        let activations = compilation.reports.compressed_activations.as_ref();
-        activations.iter().for_each(|report| tell!("{}", CompressedActivationFacts::of(report)));
+        reports.compressed_activations.iter().for_each(|report| tell!("{}", compressed_activations(report)));
         ready.fit.iter().for_each(|fit| tell!("{fit}"));
-        compilation.reports.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
+        reports.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
         if ready.training.is_some() {
             tell!("device: {}", device.described);
         }
@@ -327,8 +324,9 @@ impl Compile {
 
     /// The jobs that are left of the run, each with its first step. They have the same model up to the loss.
     fn jobs(&self, device: &Chosen, continued: Continued) -> Result<Vec<(u64, Job)>, Failure> {
-        let facts = Facts { on: device.on(), global_batch: continued.global_batch };
-        let job = Job::resolve(self.model.clone(), &self.settings.compile, facts)?;
+        let cluster = self.settings.compile.parallel.cluster()?;
+        let facts = Facts { on: device.on(), cluster, global_batch: continued.global_batch };
+        let job = Job::resolve(self.model.clone(), &self.settings.compile, facts);
         let after = self.settings.run.compress_gradients_after.filter(|&after| continued.step < after);
         let Some(after) = after else { return Ok(vec![(continued.step, job)]) };
         let mut whole = job.clone();

@@ -169,7 +169,7 @@ impl Inspect {
         }
         let machine = self
             .machine(self.compile.parallel.ranks(), &self.compile.parallel.described().unwrap_or_default())?;
-        let job = self.job(machine.as_ref())?;
+        let job = self.job(machine.as_ref());
         let model = compiler::open(&job)?;
         self.check_targets()?;
         let header = Header::of(&model);
@@ -225,12 +225,16 @@ impl Inspect {
     }
 
     /// The job of this command, on the machine that is asked about.
-    fn job(&self, machine: Option<&Machine>) -> Result<Job, Failure> {
+    fn job(&self, machine: Option<&Machine>) -> Job {
         let device = machine.map_or_else(|| Preset::Cpu.device(), |machine| machine.device().clone());
-        let facts = Facts { on: On::described(device), global_batch: None };
-        let job = Job::resolve(self.subject.clone(), &self.compile, facts)?;
+        let cluster = match machine {
+            Some(Machine::Cluster(cluster)) => Some(cluster.clone()),
+            Some(Machine::Node(_)) | None => None,
+        };
+        let facts = Facts { on: On::described(device), cluster, global_batch: None };
+        let job = Job::resolve(self.subject.clone(), &self.compile, facts);
         let shown = SHOWN_STEPS + self.compile.optimizer.lr_schedule.least_steps();
-        Ok(Job { steps: self.steps.unwrap_or(shown), ..job })
+        Job { steps: self.steps.unwrap_or(shown), ..job }
     }
 
     /// The machine that is asked about, for so many ranks of a mesh. Errors: a faulty description; a mesh that is larger than the

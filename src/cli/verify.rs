@@ -287,8 +287,9 @@ impl Verify {
 
     /// The job of this command.
     fn job(&self) -> Result<Job, Failure> {
-        let facts = Facts { on: On::described(Preset::Cpu.device()), global_batch: None };
-        let job = Job::resolve(self.model.clone(), &self.compile, facts)?;
+        let (on, cluster) = (On::described(Preset::Cpu.device()), self.compile.parallel.cluster()?);
+        let facts = Facts { on, cluster, global_batch: None };
+        let job = Job::resolve(self.model.clone(), &self.compile, facts);
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
         let steps = self.steps.unwrap_or_else(|| self.compile.optimizer.lr_schedule.least_steps());
         Ok(Job { steps, keeps_gradients: true, ..job })

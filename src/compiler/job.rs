@@ -1,7 +1,6 @@
 //! The description of a compilation, as plain data.
 
 use crate::config::CompileFlags;
-use crate::failure::Failure;
 use crate::pipeline::{CompilationPlan, MemoryLimit};
 use crate::{fit, targets};
 use ir::machine::{Cluster, Device, Node};
@@ -43,11 +42,14 @@ pub struct On {
     pub is_known: bool,
 }
 
-/// The facts that a command line does not have. They come from the machine, and from the checkpoint of a resumed run.
+/// The facts that a command line does not have. They come from the machine, from the description of the cluster, and from the checkpoint of
+/// a resumed run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
     /// The device.
     pub on: On,
+    /// The cluster of `--cluster`.
+    pub cluster: Option<Cluster>,
     /// The samples of a step of the resumed run, unless flags give another number.
     pub global_batch: Option<u64>,
 }
@@ -66,13 +68,9 @@ impl On {
 
 impl Job {
     /// Makes a job from flags and facts. Without a global batch, a step has one microbatch.
-    ///
-    /// # Errors
-    /// A faulty description of a cluster; a mesh that is larger than the cluster.
-    pub fn resolve(model: PathBuf, flags: &CompileFlags, facts: Facts) -> Result<Self, Failure> {
-        let Facts { on, global_batch } = facts;
-        let cluster = flags.parallel.cluster()?;
-        Ok(Self {
+    pub fn resolve(model: PathBuf, flags: &CompileFlags, facts: Facts) -> Self {
+        let Facts { on, cluster, global_batch } = facts;
+        Self {
             model,
             flags: flags.clone(),
             keeps_gradients: false,
@@ -81,7 +79,7 @@ impl Job {
             global_batch: flags.shapes.global_batch.or(global_batch),
             steps: 0,
             short_evaluation: None,
-        })
+        }
     }
 
     /// Returns the number of ranks that share a batch.

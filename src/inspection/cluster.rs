@@ -2,9 +2,10 @@
 
 use super::collectives::Exchange;
 use super::prediction::milliseconds;
+use super::step::PIPELINE_AXIS;
 use super::units::{bytes, count, grouped};
 use ir::machine::{Cluster, Link};
-use ir::{Module, visible};
+use ir::{Module, Pipeline, visible};
 use serde::Serialize;
 use std::fmt;
 
@@ -29,6 +30,9 @@ pub struct ClusterFacts {
     pub links: Vec<LinkFacts>,
     /// The axes of the mesh, outermost first.
     pub axes: Vec<AxisFacts>,
+    /// The pipeline rank whose collectives take longest. The collectives below are those of its devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipeline_rank: Option<u32>,
     /// The collectives of a step: those of one kind, phase and group of axes together.
     pub collectives: Vec<CollectiveTimeFacts>,
     /// Milliseconds of all collectives of a step, one after the other.
@@ -107,7 +111,16 @@ impl ClusterFacts {
             size: module.mesh.axes[id].size,
             link: name(cluster.is_inside(&module.mesh, &[id])),
         };
-        let collectives = CollectiveTimeFacts::all(module, microbatches, cluster);
+        let stages = module.pipeline.as_ref().map(|pipeline| AxisFacts {
+            name: PIPELINE_AXIS.to_owned(),
+            size: pipeline.ranks().into(),
+            link: name(module.ranks() <= node.devices),
+        });
+        let ms = |collectives: &[CollectiveTimeFacts]| collectives.iter().map(|one| one.ms).sum::<f64>();
+        let of = |rank| CollectiveTimeFacts::all(&module.of_pipeline_rank(rank), microbatches, cluster);
+        let ranks = (0..module.pipeline.as_ref().map_or(1, Pipeline::ranks)).map(|rank| (rank, of(rank)));
+        let slowest = ranks.max_by(|(_, one), (_, other)| ms(one).total_cmp(&ms(other)));
+        let (rank, collectives) = slowest.unwrap_or_default();
         Self {
             nodes: *nodes,
             devices_per_node: node.devices,
@@ -117,8 +130,9 @@ impl ClusterFacts {
             watts: device.watts * devices,
             price_per_hour: device.price_per_hour * devices,
             links: links.map(|(between, link)| LinkFacts::of(between, link)).into(),
-            axes: module.mesh.axes.keys().map(axis).collect(),
-            collectives_ms: collectives.iter().map(|one| one.ms).sum(),
+            pipeline_rank: stages.is_some().then_some(rank),
+            axes: stages.into_iter().chain(module.mesh.axes.keys().map(axis)).collect(),
+            collectives_ms: ms(&collectives),
             sent: [INSIDE, NETWORK].map(|link| SentFacts::of(link, &collectives)).into(),
             collectives,
         }
@@ -205,9 +219,10 @@ impl fmt::Display for ClusterFacts {
             return Ok(());
         }
         let ms = milliseconds(self.collectives_ms);
-        writeln!(f, "  collectives take {ms} per step, one after the other")?;
+        let of = self.pipeline_rank.map(|rank| format!(" of pipeline rank {rank}")).unwrap_or_default();
+        writeln!(f, "  collectives{of} take {ms} per step, one after the other")?;
         let sent = self.sent.iter().map(|sent| format!("{} between {}", bytes(sent.bytes), sent.link));
-        writeln!(f, "  each device sends per step {}", sent.collect::<Vec<_>>().join(", "))?;
+        writeln!(f, "  each device{of} sends per step {}", sent.collect::<Vec<_>>().join(", "))?;
         let width = self.collectives.iter().map(|one| one.axes.join("*").len()).max().unwrap_or(0);
         for one in &self.collectives {
             let CollectiveTimeFacts { kind, phase, link, runs, .. } = one;

@@ -2,15 +2,13 @@
 
 use crate::sizes;
 use ir::{Diagnostic, Module};
-use onnx::{Model, Problem, TensorBytes, Value};
-use passes::Timing;
-use passes::reports::NearMiss;
+use onnx::{Model, TensorBytes, Value};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// What stands in a model's file.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct FileFacts {
     /// The file.
     pub path: String,
@@ -132,39 +130,6 @@ impl ProgramFacts {
     }
 }
 
-/// A place where a pattern was nearly found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct NearMissFacts {
-    /// The pattern, as the counts name it.
-    pub pattern: String,
-    /// Where in the file.
-    pub origin: String,
-    /// The obstacle to the pattern.
-    pub reason: String,
-}
-
-impl NearMissFacts {
-    pub(super) fn of(near: &NearMiss) -> Self {
-        let NearMiss { pattern, origin, reason } = near;
-        Self { pattern: pattern.to_string(), origin: origin.to_string(), reason: reason.clone() }
-    }
-}
-
-/// How long a pass took.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct PassTime {
-    /// The pass.
-    pub pass: &'static str,
-    /// Milliseconds, without the verification after it.
-    pub ms: f64,
-}
-
-impl PassTime {
-    pub(super) fn of(timing: &Timing) -> Self {
-        Self { pass: timing.pass, ms: timing.time.as_secs_f64() * 1e3 }
-    }
-}
-
 /// A diagnostic, for JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Told {
@@ -181,11 +146,6 @@ pub struct Told {
 impl Told {
     pub(super) fn diagnostic(diagnostic: &Diagnostic) -> Self {
         let Diagnostic { message, origin, notes, .. } = diagnostic.clone();
-        Self { message, origin, notes }
-    }
-
-    pub(super) fn problem(problem: &Problem) -> Self {
-        let Problem { message, origin, notes, .. } = problem.clone();
         Self { message, origin, notes }
     }
 

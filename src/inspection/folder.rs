@@ -6,12 +6,10 @@ use super::units::{bytes, count, grouped};
 use super::{PipelineFacts, PredictionFacts};
 use crate::export;
 use crate::failure::Failure;
-use crate::lowering::Lowering;
 use crate::output::PROFILE;
 use checkpoint::Checkpoint;
 use ir::machine::{DeviceKind, Machine};
 use ir::{Diagnostic, Level, Module, Role, visible};
-use passes::Manager;
 use program::UpdateTime;
 use serde::Serialize;
 use std::fmt;
@@ -163,8 +161,7 @@ impl FolderFacts {
                 Diagnostic::new("program.ir is a lowered program, which `compile` does not write").into()
             );
         }
-        let manager = Manager::default();
-        self.pipeline = PipelineFacts::of_step(&mut Lowering::new(&manager, 0), &filled(program), machine)?;
+        self.pipeline = PipelineFacts::of_step(&filled(program), machine)?;
         let Some(machine) = machine.filter(|_| self.pipeline.is_none()) else { return Ok(()) };
         let planned = self.plan.get("microbatches").and_then(serde_json::Value::as_u64);
         let is_early = self.plan.get("update").is_some_and(|update| update == "early");

@@ -2,7 +2,7 @@
 
 use ir::{Module, Role, State};
 use onnx::StateDict;
-use passes::reports::{ParameterReport, RowRole};
+use passes::reports::{ParameterReport, RowRole, StateView, Tie};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,8 +27,8 @@ pub struct TensorRow {
     /// Its type in the file.
     #[serde(rename = "type")]
     pub ty: String,
-    /// `parameter`, `buffer` or `constant`.
-    pub role: &'static str,
+    /// Its role.
+    pub role: RowRole,
     /// Whether it is a parameter that is not trained because the user said so.
     pub frozen: bool,
     /// Why it is what it is.
@@ -42,7 +42,7 @@ pub struct TensorRow {
     pub states: Vec<PartFacts>,
     /// The tensor it is one with.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tied: Option<TieFacts>,
+    pub tied: Option<Tie>,
 }
 
 /// A state that holds a tensor or a part of it.
@@ -55,15 +55,6 @@ pub struct PartFacts {
     pub ty: String,
     /// From the tensor to the state, as in the text of a program; empty if it is the tensor.
     pub view: String,
-}
-
-/// A tensor that has the elements of another.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct TieFacts {
-    /// The other tensor.
-    pub to: String,
-    /// Dim `i` of this one is dim `permutation[i]` of the other.
-    pub permutation: Vec<u32>,
 }
 
 impl ParameterFacts {
@@ -85,7 +76,7 @@ impl ParameterFacts {
     }
 
     /// The tensors of a role, ties left out.
-    pub(super) fn of_role<'a>(&'a self, role: &'a str) -> impl Iterator<Item = &'a TensorRow> {
+    pub(super) fn of_role(&self, role: RowRole) -> impl Iterator<Item = &TensorRow> {
         self.tensors.iter().filter(move |row| row.role == role && row.tied.is_none())
     }
 }
@@ -101,23 +92,15 @@ type States<'a> = BTreeMap<&'a str, &'a State>;
 
 impl TensorRow {
     fn of(report: &ParameterReport, states: &States, names: &BTreeMap<&str, Vec<&str>>) -> Self {
-        let part = |part: &passes::reports::StateView| PartFacts {
+        let part = |part: &StateView| PartFacts {
             state: part.state.clone(),
             ty: states.get(part.state.as_str()).map(|state| state.ty.to_string()).unwrap_or_default(),
             view: ir::text::view_text(&part.view),
         };
-        let tie = |tie: &passes::reports::Tie| TieFacts {
-            to: tie.data.clone(),
-            permutation: tie.permutation.clone(),
-        };
         Self {
             name: report.data.clone(),
             ty: report.ty.to_string(),
-            role: match report.role {
-                RowRole::Parameter => "parameter",
-                RowRole::Buffer => "buffer",
-                RowRole::Constant => "constant",
-            },
+            role: report.role,
             frozen: report.frozen,
             reason: report.reason.clone(),
             author: names
@@ -128,7 +111,7 @@ impl TensorRow {
                 .collect(),
             aliases: report.aliases.clone(),
             states: report.states.iter().map(part).collect(),
-            tied: report.tied.as_ref().map(tie),
+            tied: report.tied.clone(),
         }
     }
 

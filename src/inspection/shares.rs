@@ -2,7 +2,9 @@
 
 use super::collectives::local_bytes;
 use super::units::bytes;
-use ir::{AxisRole, Definition, Mesh, Module, Movement, Op, Phase, Role, Sharding, Type, ValueId};
+use ir::{
+    AxisRole, Definition, Mesh, Module, Movement, NodeId, Op, Phase, Role, Sharding, State, Type, ValueId,
+};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -23,7 +25,7 @@ pub struct Shares {
 /// Bytes of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// On one device alone.
+    /// On one device alone; in a pipeline, on a device with the stages of the rank alone.
     pub one_device: u64,
     /// On each device of the mesh.
     pub device: u64,
@@ -39,6 +41,17 @@ pub struct Share {
 impl Shares {
     /// What the devices of a program hold.
     pub fn of(module: &Module) -> Self {
+        Self::with(module, module.states.values())
+    }
+
+    /// What the devices of a pipeline rank hold, by [`Module::of_pipeline_rank`]: that program lists the states of all ranks.
+    pub(super) fn of_pipeline_rank(module: &Module, rank: u32) -> Self {
+        let is_own = |state: &&State| module.pipeline_ranks_with(state).contains(&rank);
+        Self::with(module, module.states.values().filter(is_own))
+    }
+
+    /// What the devices of a program with these states hold.
+    fn with<'m>(module: &'m Module, states: impl Iterator<Item = &'m State>) -> Self {
         let roots = Roots::of(module);
         let read = roots.read(|phase| phase.is_microbatch());
         let mut shares = Self {
@@ -47,7 +60,7 @@ impl Shares {
             optimizer: Share::default(),
             activations: Share::default(),
         };
-        for state in module.states.values() {
+        for state in states {
             let share = match state.role {
                 Role::Parameter if read.contains(&state.input) => &mut shares.parameters,
                 Role::Parameter | Role::Optimizer => &mut shares.optimizer,
@@ -77,7 +90,7 @@ impl Shares {
     }
 
     /// The kinds with their names.
-    fn named(&self) -> [(&'static str, Share); 4] {
+    pub(super) fn named(&self) -> [(&'static str, Share); 4] {
         [
             ("parameters", self.parameters),
             ("gradients", self.gradients),
@@ -113,11 +126,13 @@ fn split_by(ty: &Type, mesh: &Mesh, roles: &[AxisRole]) -> Type {
 /// The values that hold bytes of their own: views are what they look at.
 struct Roots<'m> {
     module: &'m Module,
+    /// The nodes of the program. A pipeline rank receives values from nodes that are not among its own.
+    nodes: BTreeSet<NodeId>,
 }
 
 impl<'m> Roots<'m> {
     fn of(module: &'m Module) -> Self {
-        Self { module }
+        Self { module, nodes: module.order().iter().copied().collect() }
     }
 
     fn root(&self, value: ValueId) -> ValueId {
@@ -132,7 +147,7 @@ impl<'m> Roots<'m> {
 
     fn is_made_in(&self, value: ValueId, phase: Phase) -> bool {
         match self.module.value(value).definition {
-            Definition::Node(node, _) => self.module.node(node).phase == phase,
+            Definition::Node(node, _) => self.nodes.contains(&node) && self.module.node(node).phase == phase,
             Definition::Input(_) | Definition::State(_) => false,
         }
     }

@@ -22,7 +22,8 @@ use passes::Manager;
 use program::simulator::pipeline::SimulatedRank;
 use program::{Multiprocessors, Target};
 use program::{Program, StagePrograms, UpdateTime};
-pub use schedule::ScheduleFacts;
+pub use schedule::chosen_schedule;
+pub(super) use schedule::other_schedules;
 use serde::Serialize;
 pub use step::PipelineStepFacts;
 pub(crate) use text::staleness;
@@ -144,41 +145,36 @@ impl PipelineFacts {
     ///
     /// # Errors
     /// An operator that the machine has no kernel for.
-    pub(super) fn of_step(
-        lowering: &mut Lowering,
-        module: &Module,
-        machine: Option<&Machine>,
-    ) -> Result<Option<Self>, Failure> {
+    pub fn of_step(module: &Module, machine: Option<&Machine>) -> Result<Option<Self>, Failure> {
         let Some(pipeline) = &module.pipeline else { return Ok(None) };
         let (target, size) = match machine.map(Machine::device) {
             Some(device) => (targets::of(device.kind), Multiprocessors(device.multiprocessors)),
             None => (targets::of(DeviceKind::Cpu), Multiprocessors::default()),
         };
-        let microbatches = u64::from(pipeline.microbatches);
-        let programs =
-            training::lower_step(lowering, module.clone(), microbatches, UpdateTime::Late, target, size)?;
+        let (manager, microbatches) = (Manager::default(), u64::from(pipeline.microbatches));
+        let mut lowering = Lowering::new(&manager, 0);
+        let programs = training::lower_step(
+            &mut lowering,
+            module.clone(),
+            microbatches,
+            UpdateTime::Late,
+            target,
+            size,
+        )?;
         Self::of_programs(&training::step(module)?, &programs, target, machine)
     }
 
-    /// The pipeline of a step, simulated on a machine. `None` of a program without stages.
+    /// The pipeline of a compiled step with its programs. `None` of a program without stages.
     ///
     /// # Errors
-    /// An operator that the machine has no kernel for.
-    pub fn on(module: &Module, machine: &Machine) -> Result<Option<Self>, Failure> {
-        Self::of_step(&mut Lowering::new(&Manager::default(), 0), module, Some(machine))
-    }
-
-    /// The pipeline of a compiled step with its programs, simulated on a machine. `None` of a program without stages.
-    ///
-    /// # Errors
-    /// As [`Self::on`].
+    /// As [`Self::of_step`].
     pub(crate) fn of_compiled(
         compilation: &Compilation,
         programs: &Programs,
-        machine: &Machine,
+        machine: Option<&Machine>,
     ) -> Result<Option<Self>, Failure> {
         let step = training::step(&compilation.training)?;
-        Self::of_programs(&step, &programs.training, programs.target, Some(machine))
+        Self::of_programs(&step, &programs.training, programs.target, machine)
     }
 
     /// The facts of a step, whose programs are those of its pipeline ranks. Without a machine, the times are those of the device that

@@ -6,13 +6,15 @@ use super::shares::Shares;
 use crate::compilation::Compilation;
 use crate::failure::Failure;
 use crate::fit::Peaks;
-use crate::targets;
 use crate::training::{self, Programs};
 use ir::analysis::StepCost;
-use ir::machine::{DeviceKind, Machine};
-use ir::{Module, Phase, Role};
+use ir::machine::Machine;
+use ir::{Module, Phase, Pipeline, Role};
 use program::UpdateTime;
 use serde::Serialize;
+
+/// The name of the axis of a pipeline's ranks.
+pub(super) const PIPELINE_AXIS: &str = "pp";
 
 /// A step of training.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -36,16 +38,37 @@ pub struct StepFacts {
     pub cluster: Option<ClusterFacts>,
 }
 
-/// What several devices do.
+/// The devices of a mesh.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MeshFacts {
-    /// The axes with their sizes, outermost first.
+    /// The axes with their sizes, outermost first. The axis of the pipeline is the outermost.
     pub axes: Vec<(String, u64)>,
-    /// How many devices there are.
+    /// The number of all devices.
     pub devices: u64,
-    /// What they send each other.
+    /// The traffic and the memory of each device.
+    #[serde(flatten)]
+    pub each: EachDevice,
+}
+
+/// The traffic and the memory of each device of a mesh.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum EachDevice {
+    /// All devices are alike.
+    Alike(DeviceFacts),
+    /// The devices of a pipeline rank are alike.
+    ByPipelineRank {
+        /// The devices of each pipeline rank.
+        pipeline_ranks: Vec<DeviceFacts>,
+    },
+}
+
+/// The traffic and the memory of a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceFacts {
+    /// The collectives that it takes part in.
     pub communication: Communication,
-    /// What each holds.
+    /// The tensors that it holds. Those of one device alone are those of its pipeline rank's stages.
     pub shares: Shares,
 }
 
@@ -75,7 +98,8 @@ pub struct MemoryFacts {
     pub optimizer: u64,
     /// Gradients of all parameters at once.
     pub gradients: u64,
-    /// All that a device allocates to train and evaluate: the size of the plan, states and gradients included.
+    /// All that a device allocates to train and evaluate: the size of the plan, states and gradients included. In a pipeline, that of the
+    /// rank with the largest step.
     pub planned: u64,
     /// With early updates: all that a device would allocate with late ones.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,9 +113,11 @@ pub struct MemoryFacts {
 }
 
 impl StepFacts {
-    /// The facts of a step of this number of microbatches, on a machine if one was named. Errors: a program that no device can run.
+    /// The facts of a step of this number of microbatches with its programs, on a machine if one was named. Errors: a program that no
+    /// device can run.
     pub(super) fn of(
         compilation: &Compilation,
+        programs: &Programs,
         microbatches: u64,
         machine: Option<&Machine>,
     ) -> Result<Self, Failure> {
@@ -112,7 +138,7 @@ impl StepFacts {
             microbatches,
             flops: cost.step(microbatches).flops,
             phases: Phase::ALL.into_iter().map(phase).filter(|phase| phase.nodes > 0).collect(),
-            memory: MemoryFacts::of(module, compilation, microbatches)?,
+            memory: MemoryFacts::of(module, compilation, programs, microbatches)?,
             mesh: MeshFacts::of(module, microbatches),
             cluster: cluster.map(|cluster| ClusterFacts::of(module, microbatches, cluster)),
         })
@@ -121,28 +147,44 @@ impl StepFacts {
 
 impl MeshFacts {
     fn of(module: &Module, microbatches: u64) -> Option<Self> {
-        let devices = module.mesh.devices();
+        let devices = module.ranks();
+        let of_rank = |rank: u32| {
+            let module = module.of_pipeline_rank(rank);
+            let communication = Communication::of(&module, microbatches);
+            DeviceFacts { communication, shares: Shares::of_pipeline_rank(&module, rank) }
+        };
+        let pipeline_ranks = module.pipeline.as_ref().map(Pipeline::ranks);
+        let stages = pipeline_ranks.map(|ranks| (PIPELINE_AXIS.to_owned(), u64::from(ranks)));
+        let axes = module.mesh.axes.values().map(|axis| (axis.name.clone(), axis.size));
         (devices > 1).then(|| Self {
-            axes: module.mesh.axes.values().map(|axis| (axis.name.clone(), axis.size)).collect(),
+            axes: stages.into_iter().chain(axes).collect(),
             devices,
-            communication: Communication::of(module, microbatches),
-            shares: Shares::of(module),
+            each: match pipeline_ranks {
+                None => EachDevice::Alike(of_rank(0)),
+                Some(ranks) => {
+                    EachDevice::ByPipelineRank { pipeline_ranks: (0..ranks).map(of_rank).collect() }
+                }
+            },
         })
     }
 }
 
 impl MemoryFacts {
-    /// The facts of a step. Errors: a program that no device can run.
-    fn of(module: &Module, compilation: &Compilation, microbatches: u64) -> Result<Self, Failure> {
-        let planned = |compilation: &Compilation| {
-            Programs::lower(compilation, microbatches, targets::of(DeviceKind::Cpu))
-                .map(|programs| Peaks::of(&programs))
-        };
-        let peaks = planned(compilation)?;
+    /// The facts of a step with its programs. Errors: a program that no device can run.
+    fn of(
+        module: &Module,
+        compilation: &Compilation,
+        programs: &Programs,
+        microbatches: u64,
+    ) -> Result<Self, Failure> {
+        let peaks = Peaks::of(programs);
         let there = |bytes: u64| (bytes > 0).then_some(bytes);
-        let mut late = compilation.clone();
-        late.update = UpdateTime::Late;
-        let late = (compilation.update == UpdateTime::Early).then(|| planned(&late)).transpose()?;
+        let late = || {
+            let mut late = compilation.clone();
+            late.update = UpdateTime::Late;
+            Programs::lower(&late, microbatches, programs.target)
+        };
+        let late = (compilation.update == UpdateTime::Early).then(late).transpose()?;
         let bytes = |roles: &[Role]| {
             let states = module.states.values().filter(|state| roles.contains(&state.role));
             states.filter_map(|state| state.ty.bytes()).fold(0, u64::saturating_add)
@@ -154,7 +196,7 @@ impl MemoryFacts {
             optimizer: bytes(&[Role::Optimizer, Role::Counter, Role::Scaler, Role::Rng, Role::Compression]),
             gradients: parameters,
             planned: peaks.device,
-            planned_with_late_updates: late.map(|late| late.device),
+            planned_with_late_updates: late.map(|late| late.peak()),
             host: there(peaks.host),
             disk: there(peaks.disk),
         })

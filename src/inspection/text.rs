@@ -1,12 +1,16 @@
 //! An inspection as text.
 
-use super::parameters::{ParameterFacts, TensorRow, TieFacts};
+use super::compressed::{compressed_activations, compressed_gradients};
+use super::feed_forward::feed_forward;
+use super::parameters::{ParameterFacts, TensorRow};
+use super::recomputed::recomputed;
+use super::stages::{chosen_schedule, other_schedules};
+use super::step::{DeviceFacts, EachDevice};
 use super::units::{bytes, count, flops, grouped};
-use super::{
-    FileFacts, Inspection, MemoryFacts, NearMissFacts, Port, ProgramFacts, StepFacts, Support, bind_hint,
-};
+use super::{FileFacts, Inspection, MemoryFacts, Port, ProgramFacts, StepFacts, Support, bind_hint};
 use crate::diagnostics::{Severity, render};
 use ir::visible;
+use passes::reports::{NearMiss, RowRole, Tie};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -27,29 +31,29 @@ impl fmt::Display for Inspection {
         if let Some(program) = &self.program {
             write_program(f, program, &self.near_misses)?;
         }
-        if let Some(found) = self.feed_forward.as_ref().filter(|found| !found.blocks.is_empty()) {
-            write!(f, "{found}")?;
+        if let Some(found) = &self.feed_forward {
+            f.write_str(&feed_forward(found))?;
         }
         if let Some(loss) = &self.loss {
-            writeln!(f, "\nloss: {}", visible(loss))?;
+            writeln!(f, "\nloss: {}", visible(&loss.text))?;
         }
         if let Some(step) = &self.step {
             write_step(f, step)?;
         }
         if let Some(schedule) = &self.schedule {
-            writeln!(f, "\n{schedule}\n{}", schedule.others())?;
+            writeln!(f, "\n{}\n{}", chosen_schedule(schedule), other_schedules(schedule))?;
         }
         if let Some(pipeline) = &self.pipeline {
             write!(f, "{pipeline}")?;
         }
-        if let Some(recomputed) = &self.recomputed {
-            write!(f, "\n{recomputed}")?;
+        if let Some(report) = &self.recomputed {
+            write!(f, "\n{}", recomputed(report))?;
         }
-        if let Some(activations) = &self.compressed_activations {
-            writeln!(f, "\n{activations}")?;
+        if let Some(report) = &self.compressed_activations {
+            writeln!(f, "\n{}", compressed_activations(report))?;
         }
-        if let Some(gradients) = &self.compressed_gradients {
-            writeln!(f, "\n{gradients}")?;
+        if let Some(report) = &self.compressed_gradients {
+            writeln!(f, "\n{}", compressed_gradients(report))?;
         }
         if let Some(fit) = &self.fit {
             writeln!(f, "{fit}")?;
@@ -58,7 +62,10 @@ impl fmt::Display for Inspection {
             write!(f, "{prediction}")?;
         }
         if !self.passes.is_empty() {
-            let times = self.passes.iter().map(|time| format!("{} {:.1} ms", time.pass, time.ms));
+            let times = self
+                .passes
+                .iter()
+                .map(|time| format!("{} {:.1} ms", time.pass, time.time.as_secs_f64() * 1e3));
             writeln!(f, "\npasses: {}", times.collect::<Vec<_>>().join(", "))?;
         }
         if self.support != Support::Trainable && !self.unbound.is_empty() {
@@ -122,28 +129,28 @@ fn write_parameters(f: &mut fmt::Formatter<'_>, parameters: &ParameterFacts) -> 
     };
     let trained = grouped(parameters.trained);
     writeln!(f, "\n{}, {trained} elements trained{frozen}", count(parameters.count, "parameter"))?;
-    rows(f, parameters, "parameter")?;
-    for role in ["buffer", "constant"] {
+    rows(f, parameters, RowRole::Parameter)?;
+    for role in [RowRole::Buffer, RowRole::Constant] {
         let number = parameters.of_role(role).count();
         if number > 0 {
-            writeln!(f, "\n{}, not trained", count(number, role))?;
+            writeln!(f, "\n{}, not trained", count(number, role.name()))?;
             rows(f, parameters, role)?;
         }
     }
     Ok(())
 }
 
-fn rows(f: &mut fmt::Formatter<'_>, parameters: &ParameterFacts, role: &str) -> fmt::Result {
+fn rows(f: &mut fmt::Formatter<'_>, parameters: &ParameterFacts, role: RowRole) -> fmt::Result {
     let rows: Vec<&TensorRow> = parameters.of_role(role).collect();
     let width = |text: fn(&TensorRow) -> &str| {
         let widths = rows.iter().map(|row| text(row).chars().count()).filter(|&width| width <= NAME_WIDTH);
         widths.max().unwrap_or(0)
     };
     let (names, types) = (width(|row| &row.name), width(|row| &row.ty));
-    let mut tied: BTreeMap<&str, Vec<(&TensorRow, &TieFacts)>> = BTreeMap::new();
+    let mut tied: BTreeMap<&str, Vec<(&TensorRow, &Tie)>> = BTreeMap::new();
     for other in &parameters.tensors {
         let Some(tie) = &other.tied else { continue };
-        tied.entry(&tie.to).or_default().push((other, tie));
+        tied.entry(&tie.data).or_default().push((other, tie));
     }
     for row in &rows {
         let frozen = if row.frozen { "frozen; " } else { "" };
@@ -172,7 +179,7 @@ pub(super) fn details(f: &mut impl fmt::Write, row: &TensorRow) -> fmt::Result {
     Ok(())
 }
 
-fn write_program(f: &mut fmt::Formatter<'_>, program: &ProgramFacts, near: &[NearMissFacts]) -> fmt::Result {
+fn write_program(f: &mut fmt::Formatter<'_>, program: &ProgramFacts, near: &[NearMiss]) -> fmt::Result {
     let patterns = match program.patterns.is_empty() {
         true => "none".into(),
         false => histogram(&program.patterns),
@@ -181,7 +188,7 @@ fn write_program(f: &mut fmt::Formatter<'_>, program: &ProgramFacts, near: &[Nea
     writeln!(f, "\npatterns found: {patterns}")?;
     if let Some(first) = near.first() {
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-        near.iter().for_each(|near| *counts.entry(near.pattern.clone()).or_default() += 1);
+        near.iter().for_each(|near| *counts.entry(near.pattern.to_owned()).or_default() += 1);
         writeln!(
             f,
             "nearly found: {}; --why {} explains what prevents the match",
@@ -222,16 +229,34 @@ fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
         return write_cluster(f, step);
     };
     let axes: Vec<String> = mesh.axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
-    writeln!(
-        f,
-        "\nmesh {}: {} devices; each plans {}",
-        axes.join(" x "),
-        mesh.devices,
-        bytes(memory.planned)
-    )?;
+    let (axes, devices, planned) = (axes.join(" x "), mesh.devices, bytes(memory.planned));
+    let each = if matches!(mesh.each, EachDevice::Alike(_)) { "each plans" } else { "the largest plans" };
+    writeln!(f, "\nmesh {axes}: {devices} devices; {each} {planned}")?;
     write_saving(f, memory)?;
-    write!(f, "{}{}", mesh.shares, mesh.communication)?;
+    match &mesh.each {
+        EachDevice::Alike(DeviceFacts { shares, communication }) => write!(f, "{shares}{communication}")?,
+        EachDevice::ByPipelineRank { pipeline_ranks } => {
+            writeln!(f, "the whole model: {kinds}")?;
+            write_ranks(f, pipeline_ranks)?;
+        }
+    }
     write_cluster(f, step)
+}
+
+/// A line for each pipeline rank: the bytes that each of its devices holds of each kind, and those that it sends.
+fn write_ranks(f: &mut fmt::Formatter<'_>, ranks: &[DeviceFacts]) -> fmt::Result {
+    writeln!(f, "\neach device of a pipeline rank holds, and sends in the collectives of a step")?;
+    writeln!(f, "  rank  parameters   gradients   optimizer  activations       sends")?;
+    for (rank, DeviceFacts { shares, communication }) in ranks.iter().enumerate() {
+        let [parameters, gradients, optimizer, activations] =
+            shares.named().map(|(_, share)| bytes(share.device));
+        let sent = bytes(communication.bytes);
+        writeln!(
+            f,
+            "  {rank:>4}  {parameters:>10}  {gradients:>10}  {optimizer:>10}  {activations:>11}  {sent:>10}"
+        )?;
+    }
+    Ok(())
 }
 
 /// The bytes beside the device, and those that early updates save on it.

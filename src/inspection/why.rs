@@ -1,13 +1,16 @@
 //! `--why NAME`: what a tensor is, and why.
 
-use super::facts::{NearMissFacts, PATTERNS};
+use super::Inspection;
+use super::facts::PATTERNS;
+use super::feed_forward::places;
 use super::parameters::TensorRow;
+use super::recomputed::why_kept;
 use super::text::details;
 use super::units::grouped;
-use super::{FeedForwardFacts, Inspection};
 use crate::config::nearest::edit_distance;
 use ir::{Diagnostic, Role, visible};
-use passes::reports::ShardingReport;
+use passes::moe;
+use passes::reports::{NearMiss, ShardingReport};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -26,34 +29,16 @@ pub struct Answer {
     pub tensor: Option<TensorRow>,
     /// How it lies over the mesh: each state that holds it, or the input.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub shardings: Vec<ShardingFacts>,
+    pub shardings: Vec<ShardingReport>,
 }
 
-/// How a state or an input lies over the mesh.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ShardingFacts {
-    /// Its name.
-    pub name: String,
-    /// The axes of each dim, as in the text of a program.
-    pub sharding: String,
-    /// What split it, axis by axis.
-    pub reasons: Vec<String>,
-}
-
-impl ShardingFacts {
-    pub(super) fn of(report: &ShardingReport) -> Self {
-        let ShardingReport { name, sharding, reasons } = report.clone();
-        Self { name, sharding, reasons }
+/// The sharding of a state or an input, with its reasons.
+fn sharded(ShardingReport { name, sharding, reasons }: &ShardingReport) -> String {
+    if reasons.is_empty() {
+        return format!("  `{}` is whole on every device\n", visible(name));
     }
-
-    fn text(&self) -> String {
-        let Self { name, sharding, reasons } = self;
-        if reasons.is_empty() {
-            return format!("  `{}` is whole on every device\n", visible(name));
-        }
-        let reasons = reasons.iter().map(|reason| format!("    because {}\n", visible(reason)));
-        format!("  `{}` is split {sharding} over the devices\n{}", visible(name), reasons.collect::<String>())
-    }
+    let reasons = reasons.iter().map(|reason| format!("    because {}\n", visible(reason)));
+    format!("  `{}` is split {sharding} over the devices\n{}", visible(name), reasons.collect::<String>())
 }
 
 impl Inspection {
@@ -64,12 +49,12 @@ impl Inspection {
     /// No such name, with the nearest that there are; a model that could not be imported.
     pub fn why(&self, name: &str) -> Result<Answer, Diagnostic> {
         let answer = |mut text: String, tensor: Option<TensorRow>| {
-            let held = |sharding: &&ShardingFacts| match &tensor {
+            let held = |sharding: &&ShardingReport| match &tensor {
                 Some(row) => row.states.iter().any(|part| part.state == sharding.name),
                 None => sharding.name == name,
             };
-            let shardings: Vec<ShardingFacts> = self.shardings.iter().filter(held).cloned().collect();
-            text.extend(shardings.iter().map(ShardingFacts::text));
+            let shardings: Vec<ShardingReport> = self.shardings.iter().filter(held).cloned().collect();
+            text.extend(shardings.iter().map(sharded));
             Answer { name: name.to_string(), text, tensor, shardings }
         };
         let rows = self.parameters.iter().flat_map(|parameters| &parameters.tensors);
@@ -90,10 +75,10 @@ impl Inspection {
     fn tensor(&self, row: &TensorRow) -> String {
         let frozen = if row.frozen { ", frozen: it is not trained" } else { "" };
         let (name, reason) = (visible(&row.name), visible(&row.reason));
-        let mut text = format!("`{name}` {} is a {}{frozen}\n  because: {reason}\n", row.ty, row.role);
+        let mut text = format!("`{name}` {} is a {}{frozen}\n  because: {reason}\n", row.ty, row.role.name());
         if let Some(tie) = &row.tied {
             let transposed = if tie.permutation == [1, 0] { ", transposed" } else { "" };
-            text += &format!("    tied to {}{transposed}\n", visible(&tie.to));
+            text += &format!("    tied to {}{transposed}\n", visible(&tie.data));
         }
         // Writing into a string does not fail.
         let _ = details(&mut text, row);
@@ -156,9 +141,9 @@ impl Inspection {
     /// How often a pattern was found, and where it nearly was.
     fn pattern(&self, name: &str) -> Option<String> {
         let (found, near, places) = match name {
-            FeedForwardFacts::PATTERN => {
-                let FeedForwardFacts { blocks, near } = self.feed_forward.as_ref()?;
-                (blocks.len(), near, self.feed_forward.as_ref()?.places())
+            moe::PATTERN => {
+                let found = self.feed_forward.as_ref()?;
+                (found.blocks.len(), &found.near, places(found))
             }
             _ if PATTERNS.contains(&name) => {
                 let found = self.program.as_ref()?.patterns.get(name);
@@ -166,7 +151,7 @@ impl Inspection {
             }
             _ => return None,
         };
-        let near: Vec<&NearMissFacts> = near.iter().filter(|near| near.pattern == name).collect();
+        let near: Vec<&NearMiss> = near.iter().filter(|near| near.pattern == name).collect();
         let nearly = if near.is_empty() { ", and no node nearly matches".into() } else { String::new() };
         let times = match found {
             0 => "was not found".to_string(),
@@ -179,7 +164,7 @@ impl Inspection {
 
     /// Whether the results of a node, or a value of the program, are kept for backward; and what was nearly found at the node.
     fn recomputed(&self, name: &str) -> Option<String> {
-        let text = self.recomputed.as_ref()?.why(self.module.as_ref()?, name)?;
+        let text = why_kept(self.recomputed.as_ref()?, self.module.as_ref()?, name)?;
         Some(text + &self.node(name).unwrap_or_default())
     }
 
@@ -209,7 +194,7 @@ impl Inspection {
 }
 
 /// What is in the way of a pattern.
-fn near_miss(near: &NearMissFacts) -> String {
-    let NearMissFacts { pattern, origin, reason } = near;
+fn near_miss(near: &NearMiss) -> String {
+    let NearMiss { pattern, origin, reason } = near;
     format!("  nearly `{pattern}` at {}\n    but {}\n", visible(origin), visible(reason))
 }

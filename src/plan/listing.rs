@@ -6,7 +6,6 @@ mod commands;
 use crate::compilation::Compilation;
 use crate::config::memory::{Budget, Budgets};
 use crate::failure::Failure;
-use crate::targets;
 use crate::training::Programs;
 use anyhow::Context;
 use commands::CommandPlans;
@@ -14,7 +13,6 @@ use files::Replacement;
 use ir::machine::Device;
 use ir::timetable::ChunkPhase;
 use ir::{Diagnostic, Mesh, Phase};
-use program::Multiprocessors;
 use program::{
     BlockId, Instruction, InstructionValues, Kernel, Program, RankPipeline, Region, Section, Turn,
     UpdateTime, View,
@@ -167,8 +165,7 @@ impl MemoryPlan {
         device: &Device,
         budgets: Option<&Budgets>,
     ) -> Result<Self, Failure> {
-        let (target, multiprocessors) = (targets::of(device.kind), Multiprocessors(device.multiprocessors));
-        let programs = Programs::lower_for(compilation, microbatches, target, multiprocessors)?;
+        let programs = Programs::lower_on(compilation, microbatches, device)?;
         Ok(Self::of(&programs, microbatches, budgets)?)
     }
 

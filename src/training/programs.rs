@@ -4,7 +4,9 @@ use crate::compilation::{self, Compilation};
 use crate::compiler::ShortEvaluation;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
+use crate::targets;
 use cuda::gpu::without_epilogues;
+use ir::machine::Device;
 use ir::{Module, Phase, Scalar, ScalarPart, StepOutput};
 use passes::keep::Keep;
 use passes::{Manager, PassContext, Pipeline};
@@ -43,8 +45,14 @@ impl Programs {
         Self::lower_for(compilation, microbatches, target, Multiprocessors::default())
     }
 
+    /// As [`Self::lower`], for a device with this description.
+    pub fn lower_on(compilation: &Compilation, microbatches: u64, device: &Device) -> Result<Self, Failure> {
+        let size = Multiprocessors(device.multiprocessors);
+        Self::lower_for(compilation, microbatches, targets::of(device.kind), size)
+    }
+
     /// As [`Self::lower`], for a GPU of a size that is known.
-    pub fn lower_for(
+    fn lower_for(
         compilation: &Compilation,
         microbatches: u64,
         target: Target,

@@ -168,7 +168,8 @@ impl Published {
         let compiled = done(Subject::compile(&source, self.plan(way), &Manager::default(), |_, _, _| {}));
         let machine = Machine::Cluster(Preset::A100.cluster(self.gpus / 8));
         if self.stages > 1 {
-            let pipeline = done(PipelineFacts::on(&compiled.training, &machine)).expect("it has stages");
+            let pipeline =
+                done(PipelineFacts::of_step(&compiled.training, Some(&machine))).expect("it has stages");
             let planned = pipeline.ranks.iter().map(|rank| rank.planned).max().expect("it has ranks");
             let step = pipeline.step.as_ref().expect("it is simulated");
             println!(

@@ -3,97 +3,45 @@
 use crate::inspection::units::bytes;
 use ir::visible;
 use passes::reports::{CandidateReport, StageReport};
-use serde::Serialize;
-use std::fmt;
 
-/// A schedule that the compiler chose.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ScheduleFacts {
-    /// The schedule.
-    pub schedule: String,
-    /// The device whose rates the times follow from.
-    pub device: String,
-    /// Bytes that a device has, if they are known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub limit: Option<u64>,
-    /// All schedules that were compared, the chosen one too; the simplest first.
-    pub candidates: Vec<CandidateFacts>,
-}
-
-/// A schedule that was compared with others.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct CandidateFacts {
-    /// The schedule.
-    pub schedule: String,
-    /// The predicted time of the microbatches of a step, as a multiple of the chosen schedule's.
-    pub time: f64,
-    /// Bytes that the largest pipeline rank is estimated to take on each device, if the limit is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<u64>,
-    /// Whether these fit.
-    pub fits: bool,
-}
-
-impl ScheduleFacts {
-    /// The facts of a choice by the rates of a device. `None` if a flag named the schedule.
-    pub fn of(report: &StageReport, device: &str) -> Option<Self> {
-        let chosen = report.chosen()?;
-        let facts = |candidate: &CandidateReport| CandidateFacts {
-            schedule: candidate.schedule.clone(),
-            time: candidate.time / chosen.time,
-            bytes: report.limit.map(|_| candidate.bytes),
-            fits: candidate.fits,
-        };
-        let candidates = report.candidates.iter().map(facts).collect();
-        let (schedule, device) = (report.schedule.clone(), device.to_owned());
-        Some(Self { schedule, device, limit: report.limit, candidates })
-    }
-
-    /// The schedules that were not chosen, the fastest first, and those that do not fit behind them.
-    pub fn others(&self) -> String {
-        let mut others: Vec<&CandidateFacts> =
-            self.candidates.iter().filter(|candidate| candidate.schedule != self.schedule).collect();
-        if others.is_empty() {
-            return "  no other schedule takes these stages and microbatches".into();
+/// The schedule that was chosen, with the reason.
+pub fn chosen_schedule(report: &StageReport) -> String {
+    let StageReport { schedule, device, limit, candidates, .. } = report;
+    let fitting: Vec<&CandidateReport> = candidates.iter().filter(|one| one.fits).collect();
+    let limit = limit.map(bytes).unwrap_or_default();
+    let fit = if fitting.len() < candidates.len() { format!(" that fit {limit}") } else { String::new() };
+    let is_fastest = fitting.iter().all(|one| one.time >= 1.0);
+    let reason = match fitting.len() {
+        0 => format!("estimated to be the smallest of {}, of which none fits {limit}", candidates.len()),
+        1 if candidates.len() > 1 => {
+            format!("the only one of {} that is estimated to fit {limit}", candidates.len())
         }
-        others.sort_by(|one, other| one.time.total_cmp(&other.time));
-        let told = |fits: bool| {
-            let of_kind = others.iter().filter(|one| one.fits == fits);
-            let told = of_kind.map(|one| match one.bytes.filter(|_| !fits) {
-                Some(size) => format!("{} {:.2} with {}", one.schedule, one.time, bytes(size)),
-                None => format!("{} {:.2}", one.schedule, one.time),
-            });
-            told.collect::<Vec<_>>().join(", ")
-        };
-        let kinds = [("", told(true)), ("too large: ", told(false))];
-        let kinds = kinds.into_iter().filter(|(_, told)| !told.is_empty());
-        let kinds: Vec<String> = kinds.map(|(kind, told)| format!("{kind}{told}")).collect();
-        format!("  other schedules, in multiples of its time: {}", kinds.join("; "))
-    }
+        count if is_fastest => format!("predicted to be the fastest of {count}{fit}"),
+        count => format!("the simplest of those that are predicted to be as fast as any of {count}{fit}"),
+    };
+    format!("schedule: {schedule}, {reason}, on {}", visible(device))
 }
 
-impl fmt::Display for ScheduleFacts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { schedule, device, limit, candidates } = self;
-        write!(f, "schedule: {schedule}, ")?;
-        let fitting: Vec<&CandidateFacts> = candidates.iter().filter(|one| one.fits).collect();
-        let limit = limit.map(bytes).unwrap_or_default();
-        let fit = if fitting.len() < candidates.len() { format!(" that fit {limit}") } else { String::new() };
-        let is_fastest = fitting.iter().all(|one| one.time >= 1.0);
-        match fitting.len() {
-            0 => {
-                write!(f, "estimated to be the smallest of {}, of which none fits {limit}", candidates.len())
-            }
-            1 if candidates.len() > 1 => {
-                write!(f, "the only one of {} that is estimated to fit {limit}", candidates.len())
-            }
-            count if is_fastest => write!(f, "predicted to be the fastest of {count}{fit}"),
-            count => {
-                write!(f, "the simplest of those that are predicted to be as fast as any of {count}{fit}")
-            }
-        }?;
-        write!(f, ", on {}", visible(device))
+/// The schedules that were not chosen, the fastest first, and those that do not fit behind them.
+pub(in crate::inspection) fn other_schedules(report: &StageReport) -> String {
+    let mut others: Vec<&CandidateReport> =
+        report.candidates.iter().filter(|candidate| candidate.schedule != report.schedule).collect();
+    if others.is_empty() {
+        return "  no other schedule takes these stages and microbatches".into();
     }
+    others.sort_by(|one, other| one.time.total_cmp(&other.time));
+    let told = |fits: bool| {
+        let of_kind = others.iter().filter(|one| one.fits == fits);
+        let told = of_kind.map(|one| match one.bytes.filter(|_| !fits) {
+            Some(size) => format!("{} {:.2} with {}", one.schedule, one.time, bytes(size)),
+            None => format!("{} {:.2}", one.schedule, one.time),
+        });
+        told.collect::<Vec<_>>().join(", ")
+    };
+    let kinds = [("", told(true)), ("too large: ", told(false))];
+    let kinds = kinds.into_iter().filter(|(_, told)| !told.is_empty());
+    let kinds: Vec<String> = kinds.map(|(kind, told)| format!("{kind}{told}")).collect();
+    format!("  other schedules, in multiples of its time: {}", kinds.join("; "))
 }
 
 #[cfg(test)]
@@ -102,20 +50,21 @@ mod tests {
     use expect_test::{Expect, expect};
 
     fn check(schedule: &str, limit: Option<u64>, candidates: &[(&str, f64, u64)], expected: Expect) {
+        let chosen = candidates.iter().find(|(name, ..)| *name == schedule).expect("the schedule was chosen");
         let candidate = |&(schedule, time, bytes): &(&str, f64, u64)| CandidateReport {
             schedule: schedule.into(),
-            time,
-            bytes,
+            time: time / chosen.1,
+            bytes: limit.map(|_| bytes),
             fits: limit.is_none_or(|limit| bytes <= limit),
         };
         let report = StageReport {
             schedule: schedule.into(),
+            device: "H200 SXM".into(),
             candidates: candidates.iter().map(candidate).collect(),
             limit,
             ..StageReport::default()
         };
-        let facts = ScheduleFacts::of(&report, "H200 SXM").expect("the schedule was chosen");
-        expected.assert_eq(&format!("{facts}\n{}", facts.others()));
+        expected.assert_eq(&format!("{}\n{}", chosen_schedule(&report), other_schedules(&report)));
     }
 
     #[test]

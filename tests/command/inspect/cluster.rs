@@ -88,6 +88,26 @@ fn data_ranks_in_several_nodes_reduce_inside_them_first() {
 }
 
 #[test]
+fn the_collectives_of_a_pipeline_are_those_of_its_slowest_rank() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = described(folder.path(), "preset = 'h100'\nnodes = 4\n[node]\ndevices = 2\n");
+    let flags = ["--mesh", "dp=2,tp=2,pp=2", "--schedule", "1f1b", "--global-batch", "8", "--cluster", &path];
+    let step = json(&[&[SMALL], &flags[..]].concat())["step"].clone();
+    let (mesh, cluster) = (&step["mesh"], &step["cluster"]);
+    assert_eq!(mesh["devices"], 8);
+    let axes = cluster["axes"].as_array().expect("they are a list").iter();
+    let axes: Vec<[&str; 2]> =
+        axes.map(|axis| ["name", "link"].map(|key| axis[key].as_str().expect("text"))).collect();
+    assert_eq!(axes, [["pp", "nodes"], ["dp", "nodes"], ["tp", "devices of a node"]]);
+    let rank = cluster["pipeline_rank"].as_u64().expect("it is a number") as usize;
+    let sent = |rank: usize| mesh["pipeline_ranks"][rank]["communication"]["bytes"].as_u64().expect("bytes");
+    let of_cluster = cluster["collectives"].as_array().expect("they are a list").iter();
+    let of_cluster: u64 = of_cluster.filter_map(|one| one["bytes"].as_u64()).sum();
+    assert_eq!(of_cluster, sent(rank));
+    assert!(sent(0) > 0 && sent(1) > 0, "{mesh}");
+}
+
+#[test]
 fn a_mesh_larger_than_the_cluster_and_a_faulty_description_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let refused = |text: &str| {

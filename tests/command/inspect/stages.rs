@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use expect_test::{Expect, expect};
-use serde_json::Value;
+use ir::{Module, Role};
+use serde_json::{Value, json as value};
 
 use super::{inspect, json, read};
 
@@ -85,6 +86,85 @@ fn gradients_of_parameters_have_marks_of_their_own() {
                stage    1122211222    22222211111111122222222211111111122222222211111222211111112211
             stage: 1 for the first stage of the rank, 2 for the second, and so on"#]],
     );
+}
+
+/// Two stages of an untied Llama on four devices each.
+const ON_EIGHT: [&str; 9] = [
+    "models/llama.dynamo.onnx",
+    "--mesh",
+    "dp=2,tp=2,pp=2",
+    "--zero",
+    "1",
+    "--microbatch",
+    "4",
+    "--global-batch",
+    "16",
+];
+
+/// The bytes that each device of a pipeline rank holds of the states of a role, by the types and the stages of the program's states.
+fn held(program: &Module, rank: u32, role: Role) -> u64 {
+    let own = program.states.values().filter(|state| state.role == role);
+    let own = own.filter(|state| program.pipeline_ranks_with(state).contains(&rank));
+    own.map(|state| state.ty.local_bytes(&program.mesh).expect("it is bound")).sum()
+}
+
+#[test]
+fn each_device_of_a_pipeline_rank_holds_the_states_of_its_own_stages() {
+    let found = json(&ON_EIGHT);
+    let mesh = &found["step"]["mesh"];
+    assert_eq!(mesh["devices"], 8);
+    assert_eq!(mesh["axes"], value!([["pp", 2], ["dp", 2], ["tp", 2]]));
+    let after = [&ON_EIGHT[..], &["--after", "collectives"]].concat();
+    let text = inspect(&after).output().expect("the pass is there").text;
+    let program = ir::text::parse(&text).unwrap_or_else(|error| panic!("{error:?}"));
+    let ranks = list(mesh, "pipeline_ranks");
+    assert_eq!(ranks.len(), 2);
+    let bytes = |rank: &Value, kind: &str, of: &str| rank["shares"][kind][of].as_u64().expect("a number");
+    for (rank, facts) in (0..).zip(ranks) {
+        for (kind, role) in [("parameters", Role::Parameter), ("optimizer", Role::Optimizer)] {
+            assert_eq!(bytes(facts, kind, "device"), held(&program, rank, role), "{kind} of rank {rank}");
+        }
+    }
+    // Four bytes for each of 426,624 parameters, and as many for each gradient and for both moments of AdamW.
+    let whole = 4 * 426_624;
+    let sum = |kind: &str, of: &str| ranks.iter().map(|rank| bytes(rank, kind, of)).sum::<u64>();
+    for (kind, times, devices) in [("parameters", 1, 2), ("gradients", 1, 2), ("optimizer", 2, 4)] {
+        assert_eq!(sum(kind, "one_device"), times * whole, "{kind}");
+        // Each of the two tensor ranks has a half of all but the norms. ZeRO gives each of two data ranks a half of that of the optimizer.
+        let held = sum(kind, "device") * devices;
+        assert!((times * whole..times * whole * 101 / 100).contains(&held), "{kind}: {held} of {whole}");
+    }
+}
+
+/// The programs are lowered once, for the device that was asked about: the step has the bytes of the pipeline.
+#[test]
+fn the_bytes_of_a_step_are_those_of_its_largest_pipeline_rank() {
+    for target in [&[][..], &["--target", "h200"]] {
+        let found = json(&[&ON_EIGHT[..], target].concat());
+        let ranks = list(&found["pipeline"], "ranks").iter();
+        let planned = ranks.map(|rank| (number(rank, "planned"), number(&rank["memory"], "constants")));
+        let (largest, constants) = planned.max_by(|one, other| one.0.total_cmp(&other.0)).expect("ranks");
+        let planned = number(&found["step"]["memory"], "planned");
+        // The evaluation has the same constants again, or fewer.
+        assert!((largest..=largest + constants).contains(&planned), "{target:?}: {planned} of {largest}");
+    }
+}
+
+#[test]
+fn the_devices_of_a_pipeline_are_told_rank_by_rank() {
+    let text = read(&ON_EIGHT);
+    let start = text.find("\nmesh ").expect("the mesh is told") + 1;
+    let end = text.find("\nschedule: ").expect("the schedule is told");
+    expect![[r#"
+        mesh pp=2 x dp=2 x tp=2: 8 devices; the largest plans 3.98 MiB
+        the whole model: parameters 1.63 MiB, optimizer 3.25 MiB, gradients 1.63 MiB
+
+        each device of a pipeline rank holds, and sends in the collectives of a step
+          rank  parameters   gradients   optimizer  activations       sends
+             0     482 KiB     482 KiB     482 KiB      746 KiB    1.22 MiB
+             1     353 KiB     353 KiB     353 KiB      746 KiB     868 KiB
+    "#]]
+    .assert_eq(&text[start..end]);
 }
 
 /// The lines about the choice of the schedule, and the pipeline's first line.

@@ -3,13 +3,14 @@
 //! The reference is the model through as few passes as possible ([`crate::pipeline::CompilationPlan::reference`]), in
 //! f64; it is given the set of parameters that the compiled program was found to have. Both start from the same
 //! weights, run one step on the same inputs ([`inputs`]), and are compared in the tensors of the file ([`layout`]),
-//! number by number ([`compare`]); [`rounding`] measures how far correct programs are apart. [`bisect`] finds the
+//! number by number ([`compare`]), and so are the evaluations ([`evaluation`]); [`rounding`] measures how far correct programs are apart. [`bisect`] finds the
 //! faulty pass; [`against`] takes the numbers from elsewhere.
 
 pub mod against;
 pub mod assumptions;
 pub mod bisect;
 pub mod compare;
+pub mod evaluation;
 pub mod execute;
 pub mod inputs;
 pub mod layout;

@@ -80,7 +80,7 @@ impl Planted {
     pub fn bisect(&self, stages: &[Stage], mode: Mode, tolerance: f64) -> Result<Option<Culprit>, Failure> {
         let (reference, execution, microbatches) = (&self.reference, &self.expected, &self.microbatches[..]);
         let expected = Expected { reference, execution, microbatches };
-        bisect(&self.subject, stages, mode, tolerance, expected, None)
+        bisect(&self.subject, stages, mode, tolerance, expected, None, None)
     }
 
     /// Checks that the fault makes an error above the tolerance of each mode and that bisecting names the pass.

@@ -2,6 +2,7 @@
 
 use super::Mode;
 use super::compare::Difference;
+use super::evaluation;
 use super::execute::{Execution, Tensors};
 use super::rounding::Rounding;
 use super::{Subject, Tested};
@@ -43,7 +44,8 @@ pub struct Expected<'a> {
     pub microbatches: &'a [Tensors],
 }
 
-/// The first stage with an error above the tolerance that `rounding`, if it is given, does not explain.
+/// The first stage with an error above the tolerance that `rounding`, if it is given, does not explain: in its step, or in the evaluation
+/// of the step if `evaluated` is given.
 /// Errors: a stage that cannot be finished or run, named.
 pub fn bisect(
     subject: &Subject,
@@ -52,6 +54,7 @@ pub fn bisect(
     tolerance: f64,
     expected: Expected,
     mut rounding: Option<&mut Rounding>,
+    mut evaluated: Option<&mut evaluation::Expected>,
 ) -> Result<Option<Culprit>, Failure> {
     let mut largest = |tested: Tested| -> Result<Option<Difference>, Failure> {
         let execution = subject.run(tested, mode, expected.microbatches)?;
@@ -59,6 +62,10 @@ pub fn bisect(
         let mut differences = subject.compare(&execution, tested.cut, against)?;
         if let Some(rounding) = &mut rounding {
             rounding.explain(&mut differences, tolerance, |difference| difference.name.clone())?;
+        }
+        if let Some(evaluated) = &mut evaluated {
+            let module = evaluation::of(tested.module.clone())?;
+            differences.extend(evaluated.compare(Tested { module: &module, ..tested }, mode)?);
         }
         let is_broken =
             |difference: &Difference| difference.fails(tolerance) && !difference.is_not_compared();

@@ -4,6 +4,7 @@ use super::against::Untrained;
 use super::assumptions::{ADVICE, Assumption};
 use super::bisect::Culprit;
 use super::compare::Difference;
+use super::evaluation::Evaluated;
 use ir::visible;
 use serde::Serialize;
 use std::fmt;
@@ -32,6 +33,8 @@ pub struct Report {
     /// Whether the gradients overflow even at the smallest loss scale.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub overflows: bool,
+    /// The evaluation programs: that of whole batches, and that of a last batch that is short. None with --against.
+    pub evaluation: Vec<Evaluated>,
     /// The choices that both sides take from the compiler, and whether each was compared.
     pub assumptions: Vec<Assumption>,
     /// The largest error that passes.
@@ -108,6 +111,10 @@ impl fmt::Display for Report {
                 writeln!(f, "loss scale {scale}: the gradients overflow f16 at a larger loss scale")?
             }
             None => {}
+        }
+        if !self.evaluation.is_empty() {
+            let evaluated: Vec<String> = self.evaluation.iter().map(Evaluated::to_string).collect();
+            writeln!(f, "evaluation: {}", visible(&evaluated.join(", ")))?;
         }
         self.assumptions.iter().try_for_each(|assumption| writeln!(f, "{assumption}"))?;
         if self.assumptions.iter().all(|assumption| !assumption.checked) {

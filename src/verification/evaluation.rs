@@ -1,0 +1,134 @@
+//! The evaluation programs of a job, against the evaluation of the untransformed graph.
+//!
+//! A run with `--eval` has a program for whole batches, and one for a last batch that is short. Both report the loss as sums and weights,
+//! one pair for each class. The reference is the untransformed step that the pass `evaluation` has cut down to its loss. Both sides read
+//! the weights before step 0.
+
+use super::compare::{self, Difference, FLOOR, Kind};
+use super::execute::{Tensors, with_tensors};
+use super::rounding::{RoundedTo, Rounding};
+use super::{Mode, Subject, Tested};
+use crate::compilation::{self, Source};
+use crate::failure::Failure;
+use crate::pipeline::CompilationPlan;
+use ir::interp::StepOutputs;
+use ir::{DType, Module, Tensor};
+use passes::evaluation::Evaluation;
+use passes::{Manager, PassContext};
+use serde::Serialize;
+use std::fmt;
+
+/// The loss that an evaluation of one batch must have.
+#[derive(Debug)]
+pub struct Expected<'a> {
+    subject: &'a Subject,
+    batch: &'a [Tensors],
+    outputs: StepOutputs,
+    rounding: Option<Rounding<'a>>,
+    tolerance: f64,
+}
+
+impl<'a> Expected<'a> {
+    /// Evaluates the untransformed graph of a model, which is compiled by `plan`, on one batch. Without `to`, rounding explains no error
+    /// above the tolerance.
+    ///
+    /// # Errors
+    /// A graph that cannot be run.
+    pub fn new(
+        subject: &'a Subject,
+        (source, plan): (&'a Source, &'a CompilationPlan),
+        batch: &'a [Tensors],
+        tolerance: f64,
+        to: Option<RoundedTo>,
+    ) -> Result<Self, Failure> {
+        let reference = of(source.run(&plan.reference(subject.specs()))?)?;
+        let reference = with_tensors(reference, &subject.tensors);
+        let outputs = subject.run_reference(&reference, batch)?.outputs;
+        let rounding = to.map(|to| Rounding::of_evaluation((source, plan), subject, batch, to));
+        Ok(Self { subject, batch, outputs, rounding, tolerance })
+    }
+
+    /// Runs an evaluation program and compares its loss.
+    ///
+    /// # Errors
+    /// A program that cannot be run.
+    pub fn compare(&mut self, tested: Tested, mode: Mode) -> Result<Vec<Difference>, Failure> {
+        let execution = self.subject.run(tested, mode, self.batch)?;
+        let mut differences = compare(&execution.outputs, &self.outputs);
+        if let Some(rounding) = &mut self.rounding {
+            rounding.explain(&mut differences, self.tolerance, |difference| difference.name.clone())?;
+        }
+        Ok(differences)
+    }
+}
+
+/// The result of the comparison of one evaluation program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Evaluated {
+    /// The samples of its batch.
+    pub samples: u64,
+    /// The outputs that differ.
+    pub differs_in: Vec<String>,
+    /// The reason why a run leaves such a batch out of the evaluation, because it has no program.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<String>,
+}
+
+impl Evaluated {
+    /// Takes the differences of one evaluation program into those of a report, where their names have the samples.
+    pub fn new(samples: u64, tolerance: f64, found: Vec<Difference>, all: &mut Vec<Difference>) -> Self {
+        let failed = found.iter().filter(|difference| difference.fails(tolerance));
+        let differs_in = failed.map(|difference| difference.name.clone()).collect();
+        let named = |difference: Difference| {
+            let name = format!("{} of {samples} samples", difference.name);
+            Difference { name, ..difference }
+        };
+        all.extend(found.into_iter().map(named));
+        Self { samples, differs_in, left_out: None }
+    }
+}
+
+impl fmt::Display for Evaluated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { samples, differs_in, left_out } = self;
+        let of = if *samples == 1 { "sample" } else { "samples" };
+        match left_out {
+            Some(reason) => write!(f, "{samples} {of} left out: {reason}"),
+            None if differs_in.is_empty() => write!(f, "{samples} {of} equal"),
+            None => write!(f, "{samples} {of} differ in {}", differs_in.join(", ")),
+        }
+    }
+}
+
+/// The evaluation of a step.
+///
+/// # Errors
+/// A step without a loss.
+pub fn of(mut module: Module) -> Result<Module, Failure> {
+    let (manager, mut cx) = (Manager::default(), PassContext::default());
+    compilation::run(&manager, &Evaluation.into(), &mut module, &mut cx, |_, _, _| {})?;
+    Ok(module)
+}
+
+/// Compares the loss of one batch: each of its parts, or the whole loss if the two programs take it apart in different ways.
+pub(super) fn compare(tested: &StepOutputs, expected: &StepOutputs) -> Vec<Difference> {
+    let off = |ours: Option<&Tensor>, theirs: &Tensor| {
+        ours.map_or(f64::INFINITY, |ours| compare::error(ours, theirs, FLOOR))
+    };
+    if tested.keys().eq(expected.keys()) {
+        let parts = expected.iter().filter_map(|(name, values)| Some((name, values.first()?)));
+        let difference = |(name, theirs): (&String, &Tensor)| {
+            let ours = tested.get(name).and_then(|values| values.first());
+            Difference::new(Kind::Evaluation, name, off(ours, theirs))
+        };
+        return parts.map(difference).collect();
+    }
+    let [ours, theirs] = [tested, expected].map(loss);
+    vec![Difference::new(Kind::Evaluation, "loss", off(Some(&ours), &theirs))]
+}
+
+/// The loss of a batch as a run reports it; NaN if no sample counts.
+fn loss(outputs: &StepOutputs) -> Tensor {
+    let numbers = outputs.iter().filter_map(|(name, values)| Some((name.as_str(), values.first()?.item())));
+    Tensor::splat(DType::F64, vec![], train::loss_of_batch(numbers).unwrap_or(f64::NAN))
+}

@@ -22,7 +22,7 @@ use crate::sizes;
 use crate::state_dict::load_weights;
 use crate::verification::against::{self, file::Numbers};
 use crate::verification::bisect::{Expected, Stage, bisect};
-use crate::verification::compare::{self, Difference, Kind};
+use crate::verification::compare::{Difference, Kind};
 use crate::verification::evaluation::{self, Evaluated};
 use crate::verification::execute::Execution;
 use crate::verification::report::Report;
@@ -144,7 +144,9 @@ impl Verify {
         };
         let forward = compiler::forward(&job, compiler::import(&job)?, &manager, &mut keep)?;
         let module = forward.module();
-        job.short_evaluation = short_batch(&forward, &job)?;
+        if self.against.is_none() {
+            job.short_evaluation = short_batch(&forward, &job)?;
+        }
         let label = against::label_name(module)?;
         let read = |path| Numbers::read(path, module, label.as_deref());
         let numbers = self.against.as_deref().map(read).transpose()?;
@@ -154,8 +156,7 @@ impl Verify {
             job.global_batch = job.global_batch.or(forward.batch().map(|batch| batch * count));
         }
         let step = forward.step(&job, &mut keep).map_err(|stopped| stopped.failure)?;
-        let short = job.short_evaluation.filter(|_| numbers.is_none());
-        let mut short = short.map(|samples| (samples, step.evaluation_of(&job, samples)));
+        let mut short = job.short_evaluation.map(|samples| (samples, step.evaluation_of(&job, samples)));
         let Step { source, plan, mut compilation, fit, .. } = step;
         if self.target.is_some() && self.mode.kind().is_none() {
             compilation.rewrite(&manager, job.on.target, &mut keep)?;
@@ -212,26 +213,19 @@ impl Verify {
             rounding.explain(&mut report.differences, tolerance, |difference| difference.name.clone())?;
         }
         let program = Tested { module: &subject.compilation.evaluation, cut: true };
-        let (samples, found) = (sizes::batch(&subject.compilation.forward), evaluated.compare(program, self.mode)?);
-        let all = &mut report.differences;
-        report.evaluation.push(Evaluated::new(samples.unwrap_or(1), tolerance, found, all));
-        if let Some((samples, short)) = short {
-            report.evaluation.push(match short {
-                Ok(short) => {
-                    let batch = inputs::draw(&short.compilation.forward, self.compile.seed.seed, 1)?;
-                    let of = (&short.source, &short.plan);
-                    let mut expected = evaluation::Expected::new(subject, of, &batch, tolerance, to)?;
-                    let program = Tested { module: &short.compilation.evaluation, cut: true };
-                    Evaluated::new(*samples, tolerance, expected.compare(program, self.mode)?, all)
-                }
-                Err(reason) => Evaluated {
-                    samples: *samples,
-                    differs_in: vec![],
-                    left_out: Some(reason.message.clone()),
-                },
-            });
+        let (samples, found) = (sizes::batch(&subject.compilation.forward).unwrap_or(1), evaluated.compare(program, self.mode)?);
+        report.add_evaluation(samples, found);
+        match short {
+            None => {}
+            Some((samples, Ok(short))) => {
+                let batch = inputs::draw(&short.compilation.forward, self.compile.seed.seed, 1)?;
+                let of = (&short.source, &short.plan);
+                let mut expected = evaluation::Expected::new(subject, of, &batch, tolerance, to)?;
+                let program = Tested { module: &short.compilation.evaluation, cut: true };
+                report.add_evaluation(*samples, expected.compare(program, self.mode)?);
+            }
+            Some((samples, Err(reason))) => report.evaluation.push(Evaluated::left_out(*samples, reason)),
         }
-        compare::sort(&mut report.differences);
         (report.microbatches, report.loss) = (microbatches.len(), tested.loss());
         report.assumptions = vec![
             assumptions::trained_tensors(&subject.compilation.reports.parameters, None),

@@ -12,7 +12,7 @@ use crate::compilation::{self, Source};
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use ir::interp::StepOutputs;
-use ir::{DType, Module, Tensor};
+use ir::{DType, Diagnostic, Module, Tensor};
 use passes::evaluation::Evaluation;
 use passes::{Manager, PassContext};
 use serde::Serialize;
@@ -75,16 +75,9 @@ pub struct Evaluated {
 }
 
 impl Evaluated {
-    /// Takes the differences of one evaluation program into those of a report, where their names have the samples.
-    pub fn new(samples: u64, tolerance: f64, found: Vec<Difference>, all: &mut Vec<Difference>) -> Self {
-        let failed = found.iter().filter(|difference| difference.fails(tolerance));
-        let differs_in = failed.map(|difference| difference.name.clone()).collect();
-        let named = |difference: Difference| {
-            let name = format!("{} of {samples} samples", difference.name);
-            Difference { name, ..difference }
-        };
-        all.extend(found.into_iter().map(named));
-        Self { samples, differs_in, left_out: None }
+    /// A batch that has no program, for this reason.
+    pub fn left_out(samples: u64, reason: &Diagnostic) -> Self {
+        Self { samples, differs_in: vec![], left_out: Some(reason.message.clone()) }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::against::Untrained;
 use super::assumptions::{ADVICE, Assumption};
 use super::bisect::Culprit;
-use super::compare::Difference;
+use super::compare::{self, Difference};
 use super::evaluation::Evaluated;
 use ir::visible;
 use serde::Serialize;
@@ -81,6 +81,18 @@ impl Report {
     pub fn explained(&self) -> usize {
         let above = self.differences.iter().filter(|difference| difference.is_above(self.tolerance));
         above.count() - self.failed()
+    }
+
+    /// Adds the differences of the evaluation program for a batch of this size.
+    pub fn add_evaluation(&mut self, samples: u64, found: Vec<Difference>) {
+        let failed = found.iter().filter(|difference| difference.fails(self.tolerance));
+        let differs_in = failed.map(|difference| difference.name.clone()).collect();
+        self.evaluation.push(Evaluated { samples, differs_in, left_out: None });
+        self.differences.extend(found.into_iter().map(|difference| {
+            let name = format!("{} of {samples} samples", difference.name);
+            Difference { name, ..difference }
+        }));
+        compare::sort(&mut self.differences);
     }
 
     /// Whether the two sides do not do the same.

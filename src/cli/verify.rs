@@ -95,6 +95,9 @@ pub struct Verify {
     pub look: Look,
 }
 
+/// The samples of a last batch of an evaluation that is short, and its program, or the reason why it has none.
+type ShortBatch = (u64, Result<ShortEvaluation, Diagnostic>);
+
 impl Verify {
     /// The largest error that passes, for the compiled program.
     pub fn tolerance(&self, module: &Module) -> f64 {
@@ -179,7 +182,7 @@ impl Verify {
         source: &Source,
         subject: &Subject,
         stages: &[Stage],
-        short: Option<&(u64, Result<ShortEvaluation, Diagnostic>)>,
+        short: Option<&ShortBatch>,
     ) -> Result<Report, Failure> {
         let module = &subject.compilation.training;
         let count = self.microbatches(module)?;
@@ -212,20 +215,7 @@ impl Verify {
         if let Some(rounding) = &mut rounding {
             rounding.explain(&mut report.differences, tolerance, |difference| difference.name.clone())?;
         }
-        let program = Tested { module: &subject.compilation.evaluation, cut: true };
-        let (samples, found) = (sizes::batch(&subject.compilation.forward).unwrap_or(1), evaluated.compare(program, self.mode)?);
-        report.add_evaluation(samples, found);
-        match short {
-            None => {}
-            Some((samples, Ok(short))) => {
-                let batch = inputs::draw(&short.compilation.forward, self.compile.seed.seed, 1)?;
-                let of = (&short.source, &short.plan);
-                let mut expected = evaluation::Expected::new(subject, of, &batch, tolerance, to)?;
-                let program = Tested { module: &short.compilation.evaluation, cut: true };
-                report.add_evaluation(*samples, expected.compare(program, self.mode)?);
-            }
-            Some((samples, Err(reason))) => report.evaluation.push(Evaluated::left_out(*samples, reason)),
-        }
+        self.compare_evaluations(&mut report, subject, &mut evaluated, (short, to))?;
         (report.microbatches, report.loss) = (microbatches.len(), tested.loss());
         report.assumptions = vec![
             assumptions::trained_tensors(&subject.compilation.reports.parameters, None),
@@ -237,6 +227,31 @@ impl Verify {
             report.culprit = culprit(rounding.as_mut(), Some(&mut evaluated))?;
         }
         Ok(report)
+    }
+
+    /// Compares the evaluation of a whole batch, and that of a short one, whose rounding is that of `to`.
+    fn compare_evaluations(
+        &self,
+        report: &mut Report,
+        subject: &Subject,
+        whole: &mut evaluation::Expected,
+        (short, to): (Option<&ShortBatch>, Option<RoundedTo>),
+    ) -> Result<(), Failure> {
+        let Compilation { forward, evaluation: module, .. } = &subject.compilation;
+        let found = whole.compare(Tested { module, cut: true }, self.mode)?;
+        report.add_evaluation(sizes::batch(forward).unwrap_or(1), found);
+        match short {
+            None => {}
+            Some((samples, Err(reason))) => report.evaluation.push(Evaluated::left_out(*samples, reason)),
+            Some((samples, Ok(ShortEvaluation { source, plan, compilation, .. }))) => {
+                let Compilation { forward, evaluation: module, .. } = compilation;
+                let batch = inputs::draw(forward, self.compile.seed.seed, 1)?;
+                let mut expected =
+                    evaluation::Expected::new(subject, (source, plan), &batch, report.tolerance, to)?;
+                report.add_evaluation(*samples, expected.compare(Tested { module, cut: true }, self.mode)?);
+            }
+        }
+        Ok(())
     }
 
     fn against_file(

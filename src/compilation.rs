@@ -284,7 +284,8 @@ impl Compilation {
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<(), Failure> {
         let (rewrites, done) = (lowering::rewrites(target)?, self.pipeline.passes.len());
-        let mut cx = PassContext { passes_run: self.passes_run, kernels: target.kernels(), ..self.tensors.context() };
+        let mut cx =
+            PassContext { passes_run: self.passes_run, kernels: target.kernels(), ..self.tensors.context() };
         let of_step = run(manager, &rewrites, &mut self.training, &mut cx, |i, pass, module| {
             after(done + i + 1, pass, module);
         })?;

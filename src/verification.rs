@@ -121,8 +121,12 @@ impl Subject {
 
     /// The untransformed program, with the same weights.
     pub fn reference(&self, source: &Source) -> Result<Module, Failure> {
-        let module = source.run(&self.plan.reference(self.specs()))?;
-        Ok(with_tensors(module, &self.tensors))
+        self.reference_by(source, &self.plan)
+    }
+
+    /// The untransformed program of another plan, such as that of another batch, with the same weights.
+    pub fn reference_by(&self, source: &Source, plan: &CompilationPlan) -> Result<Module, Failure> {
+        Ok(with_tensors(source.run(&plan.reference(self.specs()))?, &self.tensors))
     }
 
     /// Runs one exact step of the reference.

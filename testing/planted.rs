@@ -81,7 +81,8 @@ impl Planted {
         let (reference, execution, microbatches) = (&self.reference, &self.expected, &self.microbatches[..]);
         let expected = Expected { reference, execution, microbatches };
         let of = (&self.source, &self.subject.plan);
-        let mut evaluated = evaluation::Expected::new(&self.subject, of, &microbatches[..1], tolerance, None)?;
+        let (step, batch) = ((reference, Some(execution)), &microbatches[..1]);
+        let mut evaluated = evaluation::Expected::new(&self.subject, of, step, batch, tolerance, None)?;
         bisect(&self.subject, stages, mode, tolerance, expected, None, Some(&mut evaluated))
     }
 

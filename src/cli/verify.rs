@@ -194,8 +194,8 @@ impl Verify {
         let mut rounding = to.map(|to| Rounding::new(source, subject, &microbatches, to));
         let tolerance = self.tolerance(module);
         let batch = &microbatches[..1];
-        let mut evaluated =
-            evaluation::Expected::new(subject, (source, &subject.plan), batch, tolerance, to)?;
+        let (of, step) = ((source, &subject.plan), (&reference, Some(&expected)));
+        let mut evaluated = evaluation::Expected::new(subject, of, step, batch, tolerance, to)?;
         let culprit = |rounding, evaluated| {
             let expected =
                 Expected { reference: &reference, execution: &expected, microbatches: &microbatches };
@@ -246,8 +246,10 @@ impl Verify {
             Some((samples, Ok(ShortEvaluation { source, plan, compilation, .. }))) => {
                 let Compilation { forward, evaluation: module, .. } = compilation;
                 let batch = inputs::draw(forward, self.compile.seed.seed, 1)?;
+                let (of, reference) = ((source, plan), subject.reference_by(source, plan)?);
+                let step = (&reference, None);
                 let mut expected =
-                    evaluation::Expected::new(subject, (source, plan), &batch, report.tolerance, to)?;
+                    evaluation::Expected::new(subject, of, step, &batch, report.tolerance, to)?;
                 report.add_evaluation(*samples, expected.compare(Tested { module, cut: true }, self.mode)?);
             }
         }
@@ -341,7 +343,8 @@ impl Verify {
         let device = self.target.as_ref().map(TargetDevice::device).transpose()?;
         let on = On::described(device.unwrap_or_else(|| Preset::Cpu.device()));
         if self.target.is_some() && self.mode.kind().is_some_and(|kind| kind != on.device.kind) {
-            let message = format!("--mode {} does not run the kernels of {}", self.mode.name(), on.device.name);
+            let message =
+                format!("--mode {} does not run the kernels of {}", self.mode.name(), on.device.name);
             let note = "without --mode, the interpreter runs the program as the kernels of --target take it";
             return Err(Diagnostic::new(message).note(note).into());
         }

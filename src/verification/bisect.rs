@@ -81,23 +81,17 @@ pub fn bisect(
         cut |= stage.pass == Parameters::NAME;
         let found = finish(subject, &stage.module, index + 1)
             .and_then(|module| largest(Tested { module: &module, cut }))
-            .map_err(|failure| blame(failure, &stage.pass))?;
+            .map_err(|failure| {
+                let pass = &stage.pass;
+                failure.note(&format!(
+                    "the program after pass `{pass}` fails, and the programs before it do not"
+                ))
+            })?;
         if let Some(largest) = found {
             return Ok(Some(Culprit { pass: Some(stage.pass.clone()), number: index + 1, largest }));
         }
     }
     Ok(None)
-}
-
-/// The failure of a program's run with the pass that made the program.
-fn blame(failure: Failure, pass: &str) -> Failure {
-    match failure {
-        Failure::User(diagnostics) => {
-            let note = format!("the program after pass `{pass}` fails, and the programs before it do not");
-            Failure::User(diagnostics.into_iter().map(|one| one.note(note.clone())).collect())
-        }
-        fault => fault,
-    }
 }
 
 /// The program that `done` passes left, as a whole step.

@@ -5,17 +5,18 @@
 //! the weights before step 0.
 
 use super::compare::{self, Difference, FLOOR, Kind};
-use super::execute::{Tensors, with_tensors};
+use super::execute::{Execution, Tensors};
 use super::rounding::{RoundedTo, Rounding};
 use super::{Mode, Subject, Tested};
 use crate::compilation::{self, Source};
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use ir::interp::StepOutputs;
-use ir::{DType, Diagnostic, Module, Tensor};
+use ir::{DType, Diagnostic, Module, Node, NodeId, Tensor};
 use passes::evaluation::Evaluation;
 use passes::{Manager, PassContext};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// The loss that an evaluation of one batch must have.
@@ -29,21 +30,24 @@ pub struct Expected<'a> {
 }
 
 impl<'a> Expected<'a> {
-    /// Evaluates the untransformed graph of a model, which is compiled by `plan`, on one batch. Without `to`, rounding explains no error
-    /// above the tolerance.
+    /// Evaluates one batch by the untransformed graph of a model, which is compiled by `plan`. `step` is the graph's step, and `execution` is
+    /// a step whose first microbatch is the batch. Without `to`, rounding explains no error above the tolerance.
     ///
     /// # Errors
     /// A graph that cannot be run.
     pub fn new(
         subject: &'a Subject,
         (source, plan): (&'a Source, &'a CompilationPlan),
+        (step, execution): (&Module, Option<&Execution>),
         batch: &'a [Tensors],
         tolerance: f64,
         to: Option<RoundedTo>,
     ) -> Result<Self, Failure> {
-        let reference = of(source.run(&plan.reference(subject.specs()))?)?;
-        let reference = with_tensors(reference, &subject.tensors);
-        let outputs = subject.run_reference(&reference, batch)?.outputs;
+        let reference = of(step.clone())?;
+        let outputs = match execution.filter(|_| is_part_of(&reference, step)) {
+            Some(execution) => first_of(execution, &reference),
+            None => subject.run_reference(&reference, batch)?.outputs,
+        };
         let rounding = to.map(|to| Rounding::of_evaluation((source, plan), subject, batch, to));
         Ok(Self { subject, batch, outputs, rounding, tolerance })
     }
@@ -53,7 +57,8 @@ impl<'a> Expected<'a> {
     /// # Errors
     /// A program that cannot be run.
     pub fn compare(&mut self, tested: Tested, mode: Mode) -> Result<Vec<Difference>, Failure> {
-        let execution = self.subject.run(tested, mode, self.batch)?;
+        let execution = self.subject.run(tested, mode, self.batch);
+        let execution = execution.map_err(|failure| failure.note("this program is an evaluation"))?;
         let mut differences = compare(&execution.outputs, &self.outputs);
         if let Some(rounding) = &mut self.rounding {
             rounding.explain(&mut differences, self.tolerance, |difference| difference.name.clone())?;
@@ -101,6 +106,24 @@ pub fn of(mut module: Module) -> Result<Module, Failure> {
     let (manager, mut cx) = (Manager::default(), PassContext::default());
     compilation::run(&manager, &Evaluation.into(), &mut module, &mut cx, |_, _, _| {})?;
     Ok(module)
+}
+
+/// Returns whether an evaluation computes its outputs as the step does.
+fn is_part_of(evaluation: &Module, step: &Module) -> bool {
+    let nodes: BTreeMap<NodeId, &Node> = step.nodes().collect();
+    let is_same = |(id, node): (NodeId, &Node)| nodes.get(&id) == Some(&node);
+    evaluation.nodes().all(is_same) && evaluation.outputs.iter().all(|output| step.outputs.contains(output))
+}
+
+/// The outputs of an evaluation as a step computed them of its first microbatch.
+fn first_of(execution: &Execution, evaluation: &Module) -> StepOutputs {
+    let first = |output: &ir::Output| {
+        Some((
+            output.name.clone(),
+            execution.outputs.get(&output.name)?.first().cloned().into_iter().collect(),
+        ))
+    };
+    evaluation.outputs.iter().filter_map(first).collect()
 }
 
 /// Compares the loss of one batch: each of its parts, or the whole loss if the two programs take it apart in different ways.

@@ -17,7 +17,6 @@ use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
 use ir::tensor::Elements;
 use ir::{DType, Module, Phase, Role, State, Tensor, ValueId, random};
-use passes::Pipeline;
 use program::UpdateTime;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -141,14 +140,10 @@ impl<'a> Rounding<'a> {
     }
 
     fn prepare(&self) -> Result<RoundedProgram, Failure> {
-        let made_by = |pipeline: &Pipeline| match self.evaluates {
-            true => evaluation::of(self.source.run(pipeline)?),
-            false => self.source.run(pipeline),
-        };
-        let reference = made_by(&self.plan.reference(self.subject.specs()))?;
-        let reference = with_tensors(reference, &self.subject.tensors);
+        let program = |step: Module| if self.evaluates { evaluation::of(step) } else { Ok(step) };
+        let reference = program(self.subject.reference_by(self.source, self.plan)?)?;
         let module = match self.to == RoundedTo::Asked {
-            true => made_by(&self.plan.rounded_reference(self.subject.specs()))?,
+            true => program(self.source.run(&self.plan.rounded_reference(self.subject.specs()))?)?,
             false => reference.clone(),
         };
         let mut exact = self.subject.run_reference(&reference, self.microbatches)?;

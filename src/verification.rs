@@ -31,8 +31,8 @@ use execute::{Execution, Machine, Tensors, finite_step, with_tensors};
 use ir::interp::{Missing, bytes_of};
 use ir::{Diagnostic, Module, Role, State, Tensor};
 use layout::Layout;
-use passes::Manager;
 use passes::parameters::{ParameterSpec, specs};
+use passes::{Manager, Pipeline};
 
 /// A model compiled to be verified.
 #[derive(Clone, Debug)]
@@ -121,12 +121,12 @@ impl Subject {
 
     /// The untransformed program, with the same weights.
     pub fn reference(&self, source: &Source) -> Result<Module, Failure> {
-        self.reference_by(source, &self.plan)
+        self.reference_by(source, &self.plan.reference(self.specs()))
     }
 
-    /// The untransformed program of another plan, such as that of another batch, with the same weights.
-    pub fn reference_by(&self, source: &Source, plan: &CompilationPlan) -> Result<Module, Failure> {
-        Ok(with_tensors(source.run(&plan.reference(self.specs()))?, &self.tensors))
+    /// The program that other passes make, such as those for another batch, with the same weights.
+    pub fn reference_by(&self, source: &Source, pipeline: &Pipeline) -> Result<Module, Failure> {
+        Ok(with_tensors(source.run(pipeline)?, &self.tensors))
     }
 
     /// Runs one exact step of the reference.

@@ -246,7 +246,8 @@ impl Verify {
             Some((samples, Ok(ShortEvaluation { source, plan, compilation, .. }))) => {
                 let Compilation { forward, evaluation: module, .. } = compilation;
                 let batch = inputs::draw(forward, self.compile.seed.seed, 1)?;
-                let (of, reference) = ((source, plan), subject.reference_by(source, plan)?);
+                let (of, reference) =
+                    ((source, plan), subject.reference_by(source, &plan.reference_forward(subject.specs()))?);
                 let step = (&reference, None);
                 let mut expected =
                     evaluation::Expected::new(subject, of, step, &batch, report.tolerance, to)?;

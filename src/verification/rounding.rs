@@ -141,7 +141,8 @@ impl<'a> Rounding<'a> {
 
     fn prepare(&self) -> Result<RoundedProgram, Failure> {
         let program = |step: Module| if self.evaluates { evaluation::of(step) } else { Ok(step) };
-        let reference = program(self.subject.reference_by(self.source, self.plan)?)?;
+        let reference =
+            program(self.subject.reference_by(self.source, &self.plan.reference(self.subject.specs()))?)?;
         let module = match self.to == RoundedTo::Asked {
             true => program(self.source.run(&self.plan.rounded_reference(self.subject.specs()))?)?,
             false => reference.clone(),

@@ -215,7 +215,12 @@ impl Verify {
         if let Some(rounding) = &mut rounding {
             rounding.explain(&mut report.differences, tolerance, |difference| difference.name.clone())?;
         }
-        self.compare_evaluations(&mut report, subject, &mut evaluated, (short, to))?;
+        match self.compare_evaluations(&mut report, subject, &mut evaluated, (short, to)) {
+            Err(failure) if self.bisect => {
+                return Err(culprit(rounding.as_mut(), Some(&mut evaluated)).err().unwrap_or(failure));
+            }
+            compared => compared?,
+        }
         (report.microbatches, report.loss) = (microbatches.len(), tested.loss());
         report.assumptions = vec![
             assumptions::trained_tensors(&subject.compilation.reports.parameters, None),

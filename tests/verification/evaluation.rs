@@ -126,6 +126,14 @@ fn the_evaluation_of_a_short_last_batch_is_compared() {
 }
 
 #[test]
+fn a_short_last_batch_that_cannot_be_compiled_is_left_out_with_the_reason() {
+    let report = verification::model("odd/two-batches", "");
+    let reason = "the batch of size 5 cannot be changed to 2: the node `contract` reads input `x` along the batch, and this input is not \
+                  batched";
+    assert_eq!(line(&report), format!("evaluation: 5 samples equal, 2 samples left out: {reason}"));
+}
+
+#[test]
 fn the_report_has_the_evaluation_in_json() {
     let report = passing("parted-loss.dynamo", "--microbatch 4");
     let json = serde_json::to_value(&report).expect("a report is JSON");

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::fit::stages::{Attempt, fit};
-use crate::lowering::Lowering;
+use crate::lowering::{self, Lowering};
 use crate::pipeline::CompilationPlan;
 use anyhow::anyhow;
 use ir::analysis::indices::{Outside, of_inputs};
@@ -17,7 +17,7 @@ use passes::recompute::Recompute;
 use passes::reports::{ParameterReport, Reports, RowRole};
 use passes::stage::Stage;
 use passes::{Manager, PassContext, Pipeline, Timing, Transform};
-use program::UpdateTime;
+use program::{Target, UpdateTime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -268,6 +268,30 @@ impl Compilation {
         let mut cx = self.run_on_step(manager, options.into())?;
         self.evaluation = self.training.clone();
         run(manager, &Evaluation.into(), &mut self.evaluation, &mut cx, |_, _, _| {})?;
+        self.passes_run = cx.passes_run;
+        Ok(())
+    }
+
+    /// Runs the rewrites of a target on the step and on the evaluation, as their lowering does. `after` sees the step after each rewrite, with
+    /// the number of passes done by then.
+    ///
+    /// # Errors
+    /// A program that the verifier refuses.
+    pub fn rewrite(
+        &mut self,
+        manager: &Manager,
+        target: Target,
+        mut after: impl FnMut(usize, &str, &Module),
+    ) -> Result<(), Failure> {
+        let (rewrites, done) = (lowering::rewrites(target)?, self.pipeline.passes.len());
+        let mut cx =
+            PassContext { passes_run: self.passes_run, kernels: target.kernels(), ..self.tensors.context() };
+        let of_step = run(manager, &rewrites, &mut self.training, &mut cx, |i, pass, module| {
+            after(done + i + 1, pass, module);
+        })?;
+        run(manager, &rewrites, &mut self.evaluation, &mut cx, |_, _, _| {})?;
+        self.timings.extend(of_step);
+        self.pipeline.passes.extend(rewrites.passes);
         self.passes_run = cx.passes_run;
         Ok(())
     }

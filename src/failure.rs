@@ -60,6 +60,16 @@ impl Failure {
         }
     }
 
+    /// Adds a note to mistakes of the user.
+    pub fn note(self, note: &str) -> Self {
+        match self {
+            Self::User(diagnostics) => {
+                Self::User(diagnostics.into_iter().map(|diagnostic| diagnostic.note(note)).collect())
+            }
+            fault => fault,
+        }
+    }
+
     /// 2 for a user's mistake, 1 for a fault, 75 for a fault of the machine that may pass.
     pub fn exit_code(&self) -> u8 {
         match self {

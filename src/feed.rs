@@ -45,6 +45,15 @@ pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Failure> 
     Ok(Unfillable { training: counts_fill(&training, labels), evaluation: counts_fill(&evaluation, labels) })
 }
 
+/// Returns whether a short batch of an evaluation can be filled up with samples whose labels are ignored. If not, the batch needs a program
+/// of its own.
+pub fn fills_evaluation(module: &Module) -> Result<bool, Failure> {
+    match model_spec(module)?.label.filter(|label| label.ignore_index.is_some()) {
+        Some(label) => Ok(unfillable(module, &label.name)?.evaluation.is_none()),
+        None => Ok(false),
+    }
+}
+
 /// The cross-entropy that the compiler added. The file does not shift its labels.
 fn added_cross_entropy(module: &Module) -> Option<&Node> {
     let is_added = |node: &&Node| matches!(node.op, Op::CrossEntropy(_)) && &*node.by == passes::loss::NAME;

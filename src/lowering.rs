@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use ir::{Diagnostic, Module};
 use passes::{Manager, PassContext, Pipeline};
 use program::lower::LowerOptions;
-use program::{Program, StagePrograms};
+use program::{Program, StagePrograms, Target};
 use std::sync::Arc;
 
 /// The passes between a compiled program and its lowering, with the manager that runs, verifies and shows them.
@@ -33,7 +33,7 @@ impl<'a> Lowering<'a> {
         states_of: Option<&StagePrograms>,
     ) -> Result<StagePrograms, Failure> {
         let mut pipeline = first;
-        pipeline.passes.extend(rewrites(options)?.passes);
+        pipeline.passes.extend(rewrites(options.target)?.passes);
         self.cx.kernels = options.target.kernels();
         compilation::run(self.manager, &pipeline, &mut module, &mut self.cx, |_, _, _| {})?;
         let of = |rank: u32| {
@@ -50,8 +50,8 @@ impl<'a> Lowering<'a> {
 }
 
 /// The rewrites of a target.
-fn rewrites(options: &LowerOptions) -> Result<Pipeline, Failure> {
-    let text = options.target.rewrites();
+pub(crate) fn rewrites(target: Target) -> Result<Pipeline, Failure> {
+    let text = target.rewrites();
     text.parse().map_err(|error| Failure::Fault(anyhow::anyhow!("`{text}` is no pipeline: {error}")))
 }
 

@@ -362,6 +362,19 @@ impl CompilationPlan {
     /// the compiled program's states. The same holds for an optimizer whose rule depends on the cut of the file's tensors into states, and
     /// for compressed gradients, whose factors depend on it. All other programs are compared with the file as it is.
     pub fn reference(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
+        let mut reference = self.reference_forward(parameters);
+        reference.passes.push(Autodiff::default().into());
+        reference.passes.extend(self.router_bias());
+        reference.passes.extend(self.compress_gradients.map(Pass::from));
+        reference.passes.push(Optimizer { reads_gradients: true, ..self.optimizer.clone() }.into());
+        if !self.delays.is_empty() {
+            reference.passes.push(Delay { states: self.delays.clone() }.into());
+        }
+        reference
+    }
+
+    /// The passes of [`Self::reference`] up to the loss, which is the part of a step that an evaluation needs.
+    pub fn reference_forward(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
         let mut reference = match self.reference_has_states() {
             true => self.model(),
             false => pipeline([
@@ -371,13 +384,7 @@ impl CompilationPlan {
                 self.given(parameters).into(),
             ]),
         };
-        reference.passes.extend::<[Pass; 2]>([self.loss.clone().into(), Autodiff::default().into()]);
-        reference.passes.extend(self.router_bias());
-        reference.passes.extend(self.compress_gradients.map(Pass::from));
-        reference.passes.push(Optimizer { reads_gradients: true, ..self.optimizer.clone() }.into());
-        if !self.delays.is_empty() {
-            reference.passes.push(Delay { states: self.delays.clone() }.into());
-        }
+        reference.passes.push(self.loss.clone().into());
         reference
     }
 

@@ -3,13 +3,14 @@
 //! The reference is the model through as few passes as possible ([`crate::pipeline::CompilationPlan::reference`]), in
 //! f64; it is given the set of parameters that the compiled program was found to have. Both start from the same
 //! weights, run one step on the same inputs ([`inputs`]), and are compared in the tensors of the file ([`layout`]),
-//! number by number ([`compare`]); [`rounding`] measures how far correct programs are apart. [`bisect`] finds the
+//! number by number ([`compare`]), and so are the evaluations ([`evaluation`]); [`rounding`] measures how far correct programs are apart. [`bisect`] finds the
 //! faulty pass; [`against`] takes the numbers from elsewhere.
 
 pub mod against;
 pub mod assumptions;
 pub mod bisect;
 pub mod compare;
+pub mod evaluation;
 pub mod execute;
 pub mod inputs;
 pub mod layout;
@@ -30,8 +31,8 @@ use execute::{Execution, Machine, Tensors, finite_step, with_tensors};
 use ir::interp::{Missing, bytes_of};
 use ir::{Diagnostic, Module, Role, State, Tensor};
 use layout::Layout;
-use passes::Manager;
 use passes::parameters::{ParameterSpec, specs};
+use passes::{Manager, Pipeline};
 
 /// A model compiled to be verified.
 #[derive(Clone, Debug)]
@@ -120,8 +121,12 @@ impl Subject {
 
     /// The untransformed program, with the same weights.
     pub fn reference(&self, source: &Source) -> Result<Module, Failure> {
-        let module = source.run(&self.plan.reference(self.specs()))?;
-        Ok(with_tensors(module, &self.tensors))
+        self.reference_by(source, &self.plan.reference(self.specs()))
+    }
+
+    /// The program that other passes make, such as those for another batch, with the same weights.
+    pub fn reference_by(&self, source: &Source, pipeline: &Pipeline) -> Result<Module, Failure> {
+        Ok(with_tensors(source.run(pipeline)?, &self.tensors))
     }
 
     /// Runs one exact step of the reference.

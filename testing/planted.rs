@@ -11,7 +11,7 @@ use trainyard::verification::Mode;
 use trainyard::verification::bisect::{Culprit, Expected, Stage, bisect};
 use trainyard::verification::compare::Difference;
 use trainyard::verification::execute::{Execution, Tensors};
-use trainyard::verification::{Subject, Tested, inputs};
+use trainyard::verification::{Subject, Tested, evaluation, inputs};
 
 /// A model, with the results that a planted fault is compared with.
 pub struct Planted {
@@ -80,7 +80,10 @@ impl Planted {
     pub fn bisect(&self, stages: &[Stage], mode: Mode, tolerance: f64) -> Result<Option<Culprit>, Failure> {
         let (reference, execution, microbatches) = (&self.reference, &self.expected, &self.microbatches[..]);
         let expected = Expected { reference, execution, microbatches };
-        bisect(&self.subject, stages, mode, tolerance, expected, None)
+        let of = (&self.source, &self.subject.plan);
+        let (step, batch) = ((reference, Some(execution)), &microbatches[..1]);
+        let mut evaluated = evaluation::Expected::new(&self.subject, of, step, batch, tolerance, None)?;
+        bisect(&self.subject, stages, mode, tolerance, expected, None, Some(&mut evaluated))
     }
 
     /// Checks that the fault makes an error above the tolerance of each mode and that bisecting names the pass.

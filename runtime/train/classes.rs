@@ -28,19 +28,29 @@ pub(super) struct LossTotal {
 /// The parts that a rank sends to other ranks: the class, the index in [`ScalarPart::ALL`], and the bits of the number.
 pub(super) type ToldParts = Vec<(usize, usize, u64)>;
 
+/// Returns the loss of one batch, given the numbers that its evaluation reports by name. `None` if no sample counts.
+pub fn loss_of_batch<'a>(numbers: impl IntoIterator<Item = (&'a str, f64)>) -> Option<f64> {
+    let parts = numbers.into_iter().filter_map(|(name, number)| Some((part_of(name)?, number)));
+    LossTotal { parts: parts.collect(), batches: 1.0 }.loss(1)
+}
+
+/// Returns the part of the loss that an output of this name is.
+fn part_of(name: &str) -> Option<Part> {
+    match StepOutput::of(name) {
+        Some(StepOutput::Part { scalar: Scalar::Loss, class, part }) => Some((class, part)),
+        _ => None,
+    }
+}
+
 impl LossParts {
     /// Finds the parts in an evaluation program.
     ///
     /// # Errors
     /// A program without stages lacks `loss.sum`, or has a sum without a weight.
     pub(super) fn of(program: &Program) -> Result<Self, TrainError> {
-        let class_of = |name: &str| match StepOutput::of(name) {
-            Some(StepOutput::Part { scalar: Scalar::Loss, class, part }) => Some((class, part)),
-            _ => None,
-        };
         let outputs = program.outputs.iter().enumerate();
         let outputs = outputs.filter(|(_, output)| output.section == Section::Microbatch);
-        let parts = outputs.filter_map(|(index, output)| Some((class_of(&output.name)?, index)));
+        let parts = outputs.filter_map(|(index, output)| Some((part_of(&output.name)?, index)));
         let parts = Self { outputs: parts.collect() };
         if program.pipeline.is_none() {
             let sums = parts.outputs.iter().filter(|((_, part), _)| *part == ScalarPart::Sum);

@@ -24,6 +24,7 @@ mod surroundings;
 mod tests;
 mod training_loop;
 
+pub use classes::loss_of_batch;
 pub use error::{Cause, ChangedBy, TrainError};
 pub use history::{EvalHistory, Evaluation};
 pub use non_finite::NotFiniteState;

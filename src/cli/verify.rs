@@ -6,21 +6,24 @@ use checkpoint::StateBytes;
 use clap::Args;
 use ir::machine::Preset;
 use ir::{DType, Diagnostic, Module};
+use passes::Manager;
 
 use super::report::{self, Outcome};
 use crate::compilation::{Compilation, Source};
-use crate::compiler::{self, Facts, Job, On, Step};
+use crate::compiler::{self, Facts, Forward, Job, On, ShortEvaluation, Step};
 use crate::config::shapes::positive_count;
 use crate::config::value::positive;
-use crate::config::{CompileFlags, Initial, Look};
+use crate::config::{CompileFlags, Initial, Look, TargetDevice};
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
+use crate::feed;
 use crate::hardware;
 use crate::sizes;
 use crate::state_dict::load_weights;
 use crate::verification::against::{self, file::Numbers};
 use crate::verification::bisect::{Expected, Stage, bisect};
 use crate::verification::compare::{Difference, Kind};
+use crate::verification::evaluation::{self, Evaluated};
 use crate::verification::execute::Execution;
 use crate::verification::report::Report;
 use crate::verification::rounding::{self, RoundedTo, Rounding};
@@ -77,6 +80,10 @@ pub struct Verify {
     /// Steps of the run, over which a schedule of the learning rate without a length of its own runs [default: one after a warm-up]
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub steps: Option<u64>,
+    /// Compile for this device: h200, h100, a100, a100-40, v100, v100-16 or cpu, or the device that a file describes. The modes exact and
+    /// typed run the program as its kernels take it; mode cpu needs a processor, and mode cuda a GPU [default: cpu]
+    #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml", conflicts_with = "cluster")]
+    pub target: Option<TargetDevice>,
     /// The weights.
     #[command(flatten)]
     pub initial: Initial,
@@ -87,6 +94,9 @@ pub struct Verify {
     #[command(flatten)]
     pub look: Look,
 }
+
+/// The samples of a last batch of an evaluation that is short, and its program, or the reason why it has none.
+type ShortBatch = (u64, Result<ShortEvaluation, Diagnostic>);
 
 impl Verify {
     /// The largest error that passes, for the compiled program.
@@ -137,6 +147,9 @@ impl Verify {
         };
         let forward = compiler::forward(&job, compiler::import(&job)?, &manager, &mut keep)?;
         let module = forward.module();
+        if self.against.is_none() {
+            job.short_evaluation = short_batch(&forward, &job)?;
+        }
         let label = against::label_name(module)?;
         let read = |path| Numbers::read(path, module, label.as_deref());
         let numbers = self.against.as_deref().map(read).transpose()?;
@@ -145,15 +158,22 @@ impl Verify {
         if let Some(count @ 2..) = inputs.map(|microbatches| microbatches.len() as u64) {
             job.global_batch = job.global_batch.or(forward.batch().map(|batch| batch * count));
         }
-        let Step { source, plan, compilation, fit, .. } =
-            forward.step(&job, &mut keep).map_err(|stopped| stopped.failure)?;
+        let step = forward.step(&job, &mut keep).map_err(|stopped| stopped.failure)?;
+        let mut short = job.short_evaluation.map(|samples| (samples, step.evaluation_of(&job, samples)));
+        let Step { source, plan, mut compilation, fit, .. } = step;
+        if self.target.is_some() && self.mode.kind().is_none() {
+            compilation.rewrite(&manager, job.on.target, &mut keep)?;
+            if let Some((_, Ok(short))) = &mut short {
+                short.compilation.rewrite(&Manager::default(), job.on.target, |_, _, _| {})?;
+            }
+        }
         fit.iter().for_each(|fit| report::tell_lines(fit));
         report::print(Severity::Warning, &compilation.warnings);
         let given = self.weights(&source, &compilation)?;
         let subject = Subject::new(plan, compilation, self.compile.seed.seed, given)?;
         match (&self.against, numbers) {
             (Some(path), Some(numbers)) => self.against_file(&source, &subject, path, numbers),
-            _ => self.against_reference(&source, &subject, &stages),
+            _ => self.against_reference(&source, &subject, &stages, short.as_ref()),
         }
     }
 
@@ -162,6 +182,7 @@ impl Verify {
         source: &Source,
         subject: &Subject,
         stages: &[Stage],
+        short: Option<&ShortBatch>,
     ) -> Result<Report, Failure> {
         let module = &subject.compilation.training;
         let count = self.microbatches(module)?;
@@ -169,18 +190,21 @@ impl Verify {
         let reference = subject.reference(source)?;
         let expected = subject.run_reference(&reference, &microbatches)?;
         let to = if self.mode == Mode::Exact { RoundedTo::F64 } else { RoundedTo::Asked };
-        let is_rounded = self.tolerance.is_none();
-        let mut rounding = is_rounded.then(|| Rounding::new(source, subject, &microbatches, to));
+        let to = self.tolerance.is_none().then_some(to);
+        let mut rounding = to.map(|to| Rounding::new(source, subject, &microbatches, to));
         let tolerance = self.tolerance(module);
-        let culprit = |rounding| {
+        let batch = &microbatches[..1];
+        let (of, step) = ((source, &subject.plan), (&reference, Some(&expected)));
+        let mut evaluated = evaluation::Expected::new(subject, of, step, batch, tolerance, to)?;
+        let culprit = |rounding, evaluated| {
             let expected =
                 Expected { reference: &reference, execution: &expected, microbatches: &microbatches };
-            bisect(subject, stages, self.mode, tolerance, expected, rounding)
+            bisect(subject, stages, self.mode, tolerance, expected, rounding, evaluated)
         };
         let tested = match subject.run(Tested { module, cut: true }, self.mode, &microbatches) {
             // A program that cannot be run is found as one that computes something else: the failure names the pass.
             Err(failure) if self.bisect => {
-                return Err(culprit(rounding.as_mut()).err().unwrap_or(failure));
+                return Err(culprit(rounding.as_mut(), Some(&mut evaluated)).err().unwrap_or(failure));
             }
             tested => tested?,
         };
@@ -191,6 +215,12 @@ impl Verify {
         if let Some(rounding) = &mut rounding {
             rounding.explain(&mut report.differences, tolerance, |difference| difference.name.clone())?;
         }
+        match self.compare_evaluations(&mut report, subject, &mut evaluated, (short, to)) {
+            Err(failure) if self.bisect => {
+                return Err(culprit(rounding.as_mut(), Some(&mut evaluated)).err().unwrap_or(failure));
+            }
+            compared => compared?,
+        }
         (report.microbatches, report.loss) = (microbatches.len(), tested.loss());
         report.assumptions = vec![
             assumptions::trained_tensors(&subject.compilation.reports.parameters, None),
@@ -199,9 +229,37 @@ impl Verify {
         ];
         report.passed = !report.differs();
         if self.bisect && !report.passed {
-            report.culprit = culprit(rounding.as_mut())?;
+            report.culprit = culprit(rounding.as_mut(), Some(&mut evaluated))?;
         }
         Ok(report)
+    }
+
+    /// Compares the evaluation of a whole batch, and that of a short one, whose rounding is that of `to`.
+    fn compare_evaluations(
+        &self,
+        report: &mut Report,
+        subject: &Subject,
+        whole: &mut evaluation::Expected,
+        (short, to): (Option<&ShortBatch>, Option<RoundedTo>),
+    ) -> Result<(), Failure> {
+        let Compilation { forward, evaluation: module, .. } = &subject.compilation;
+        let found = whole.compare(Tested { module, cut: true }, self.mode)?;
+        report.add_evaluation(sizes::batch(forward).unwrap_or(1), found);
+        match short {
+            None => {}
+            Some((samples, Err(reason))) => report.evaluation.push(Evaluated::left_out(*samples, reason)),
+            Some((samples, Ok(ShortEvaluation { source, plan, compilation, .. }))) => {
+                let Compilation { forward, evaluation: module, .. } = compilation;
+                let batch = inputs::draw(forward, self.compile.seed.seed, 1)?;
+                let (of, reference) =
+                    ((source, plan), subject.reference_by(source, &plan.reference_forward(subject.specs()))?);
+                let step = (&reference, None);
+                let mut expected =
+                    evaluation::Expected::new(subject, of, step, &batch, report.tolerance, to)?;
+                report.add_evaluation(*samples, expected.compare(Tested { module, cut: true }, self.mode)?);
+            }
+        }
+        Ok(())
     }
 
     fn against_file(
@@ -272,6 +330,7 @@ impl Verify {
             loss: None,
             smaller_loss_scale: tested.loss_scale().filter(|&scale| scale < initial),
             overflows: tested.overflows(),
+            evaluation: Vec::new(),
             assumptions: Vec::new(),
             tolerance: self.tolerance(&subject.compilation.training),
             passed: false,
@@ -287,8 +346,15 @@ impl Verify {
 
     /// The job of this command.
     fn job(&self) -> Result<Job, Failure> {
-        let (on, cluster) = (On::described(Preset::Cpu.device()), self.compile.parallel.cluster()?);
-        let facts = Facts { on, cluster, global_batch: None };
+        let device = self.target.as_ref().map(TargetDevice::device).transpose()?;
+        let on = On::described(device.unwrap_or_else(|| Preset::Cpu.device()));
+        if self.target.is_some() && self.mode.kind().is_some_and(|kind| kind != on.device.kind) {
+            let message =
+                format!("--mode {} does not run the kernels of {}", self.mode.name(), on.device.name);
+            let note = "without --mode, the interpreter runs the program as the kernels of --target take it";
+            return Err(Diagnostic::new(message).note(note).into());
+        }
+        let facts = Facts { on, cluster: self.compile.parallel.cluster()?, global_batch: None };
         let job = Job::resolve(self.model.clone(), &self.compile, facts);
         // A schedule without a length of its own ends with the run, which is one step here; it must outlast its warm-up.
         let steps = self.steps.unwrap_or_else(|| self.compile.optimizer.lr_schedule.least_steps());
@@ -306,4 +372,11 @@ impl Verify {
         report::tell_lines(&weights.report.to_string());
         Ok(weights.values)
     }
+}
+
+/// The samples of a last batch of an evaluation that is half full, if such a batch has a program of its own.
+fn short_batch(forward: &Forward, job: &Job) -> Result<Option<u64>, Failure> {
+    let ranks = job.data_ranks();
+    let half = forward.batch().map_or(0, |batch| batch / ranks / 2 * ranks);
+    Ok(if half == 0 || feed::fills_evaluation(forward.module())? { None } else { Some(half) })
 }

@@ -6,6 +6,7 @@
 use super::{Job, Step};
 use crate::compilation::{Compilation, Source};
 use crate::failure::Failure;
+use crate::pipeline::CompilationPlan;
 use crate::sizes;
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, Type, ValueId};
 use passes::Manager;
@@ -13,8 +14,12 @@ use passes::Manager;
 /// The evaluation of a batch of another size than the microbatch's.
 #[derive(Clone, Debug)]
 pub struct ShortEvaluation {
-    /// The program, with states of the training program.
-    pub module: Module,
+    /// The model, imported with a batch of that size.
+    pub source: Source,
+    /// The options of all passes.
+    pub plan: CompilationPlan,
+    /// The model compiled with that batch. Its evaluation has states of the training program.
+    pub compilation: Compilation,
     /// For each class of the loss, the factor of its sum and its weight before they are added to those of whole batches: the batch's share
     /// of a microbatch if every batch has the same weight, else 1.
     pub shares: Vec<f64>,
@@ -23,7 +28,7 @@ pub struct ShortEvaluation {
 impl Step<'_> {
     /// Compiles the evaluation of `samples` samples. Errors: a batch that cannot be bound to that size; states that differ from those of
     /// the training program.
-    pub(super) fn evaluation_of(&self, job: &Job, samples: u64) -> Result<ShortEvaluation, Diagnostic> {
+    pub fn evaluation_of(&self, job: &Job, samples: u64) -> Result<ShortEvaluation, Diagnostic> {
         let whole = sizes::batch(&self.compilation.forward)
             .ok_or_else(|| Diagnostic::new("the program has no batched input"))?;
         let sizes = sizes::with_batch(&self.source.model, &self.sizes, whole, samples);
@@ -48,7 +53,7 @@ impl Step<'_> {
             Some([forwards[0].splat_number(of_whole?), forwards[1].splat_number(of_short?)])
         });
         let shares = weights.map(share).collect();
-        Ok(ShortEvaluation { module: short.evaluation, shares })
+        Ok(ShortEvaluation { source, plan, compilation: short, shares })
     }
 
     /// Refuses a program that has other inputs than the whole evaluation, apart from the batch, or other states.

@@ -97,8 +97,8 @@ impl Programs {
 
     /// Adds the evaluation of a last batch that is short.
     pub fn add(&mut self, lowering: &mut Lowering, short: ShortEvaluation) -> Result<(), Failure> {
-        let ShortEvaluation { module, shares } = short;
-        let program = lower_evaluation(lowering, module, self.target, &self.training)?;
+        let ShortEvaluation { compilation, shares, .. } = short;
+        let program = lower_evaluation(lowering, compilation.evaluation, self.target, &self.training)?;
         self.short_evaluation = Some((program, shares));
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use super::Mode;
 use super::compare::Difference;
+use super::evaluation;
 use super::execute::{Execution, Tensors};
 use super::rounding::Rounding;
 use super::{Subject, Tested};
@@ -43,7 +44,8 @@ pub struct Expected<'a> {
     pub microbatches: &'a [Tensors],
 }
 
-/// The first stage with an error above the tolerance that `rounding`, if it is given, does not explain.
+/// The first stage with an error above the tolerance that `rounding`, if it is given, does not explain: in its step, or in the evaluation
+/// of the step if `evaluated` is given.
 /// Errors: a stage that cannot be finished or run, named.
 pub fn bisect(
     subject: &Subject,
@@ -52,6 +54,7 @@ pub fn bisect(
     tolerance: f64,
     expected: Expected,
     mut rounding: Option<&mut Rounding>,
+    mut evaluated: Option<&mut evaluation::Expected>,
 ) -> Result<Option<Culprit>, Failure> {
     let mut largest = |tested: Tested| -> Result<Option<Difference>, Failure> {
         let execution = subject.run(tested, mode, expected.microbatches)?;
@@ -59,6 +62,10 @@ pub fn bisect(
         let mut differences = subject.compare(&execution, tested.cut, against)?;
         if let Some(rounding) = &mut rounding {
             rounding.explain(&mut differences, tolerance, |difference| difference.name.clone())?;
+        }
+        if let Some(evaluated) = &mut evaluated {
+            let module = evaluation::of(tested.module.clone())?;
+            differences.extend(evaluated.compare(Tested { module: &module, ..tested }, mode)?);
         }
         let is_broken =
             |difference: &Difference| difference.fails(tolerance) && !difference.is_not_compared();
@@ -74,23 +81,17 @@ pub fn bisect(
         cut |= stage.pass == Parameters::NAME;
         let found = finish(subject, &stage.module, index + 1)
             .and_then(|module| largest(Tested { module: &module, cut }))
-            .map_err(|failure| blame(failure, &stage.pass))?;
+            .map_err(|failure| {
+                let pass = &stage.pass;
+                failure.note(&format!(
+                    "the program after pass `{pass}` fails, and the programs before it do not"
+                ))
+            })?;
         if let Some(largest) = found {
             return Ok(Some(Culprit { pass: Some(stage.pass.clone()), number: index + 1, largest }));
         }
     }
     Ok(None)
-}
-
-/// The failure of a program's run with the pass that made the program.
-fn blame(failure: Failure, pass: &str) -> Failure {
-    match failure {
-        Failure::User(diagnostics) => {
-            let note = format!("the program after pass `{pass}` fails, and the programs before it do not");
-            Failure::User(diagnostics.into_iter().map(|one| one.note(note.clone())).collect())
-        }
-        fault => fault,
-    }
 }
 
 /// The program that `done` passes left, as a whole step.

@@ -31,6 +31,8 @@ pub enum Kind {
     Parameter,
     /// What the optimizer keeps.
     Optimizer,
+    /// A part of the loss that an evaluation computes.
+    Evaluation,
 }
 
 impl fmt::Display for Kind {
@@ -42,6 +44,7 @@ impl fmt::Display for Kind {
             Self::Scalar => "scalar",
             Self::Parameter => "parameter",
             Self::Optimizer => "optimizer",
+            Self::Evaluation => "evaluation",
         })
     }
 }

@@ -7,7 +7,6 @@ use crate::memory;
 use crate::targets;
 use crate::training::too_large;
 use ir::interp::{self, StateValues};
-use ir::machine::DeviceKind;
 use ir::tensor::Elements;
 use ir::{Blob, DType, Diagnostic, Initializer, Module, Role, State, StateId, StepOutput, Tensor, Type};
 use passes::precision::SCALE;
@@ -99,15 +98,14 @@ impl<'m> Machine<'m> {
         update: UpdateTime,
         start: &Tensors,
     ) -> Result<Self, Failure> {
-        match mode {
-            Mode::Exact | Mode::Typed => {
+        match mode.kind() {
+            None => {
                 memory::check_step(module, microbatches, REMEDY)?;
                 let mode = if mode == Mode::Exact { interp::Mode::Exact } else { interp::Mode::Typed };
                 Ok(Self { module, runs_on: RunsOn::Interpreter(mode, initial(module, start)?) })
             }
             // Each of several devices is a rank with a thread of its own.
-            Mode::Cpu | Mode::Cuda => {
-                let kind = if mode == Mode::Cpu { DeviceKind::Cpu } else { DeviceKind::Gpu };
+            Some(kind) => {
                 let target = targets::of(kind);
                 let rehearse = |program| targets::rehearse(target, program);
                 Self::on_ranks(module, options(target, microbatches, update), start, rehearse)

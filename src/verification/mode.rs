@@ -1,6 +1,7 @@
 //! How a program is run to be compared with the reference: the values of `--mode`.
 
 use clap::ValueEnum;
+use ir::machine::DeviceKind;
 
 /// How `verify` runs the transformed program.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,6 +18,15 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// The kind of device whose kernels run the program; `None` for the interpreter.
+    pub fn kind(self) -> Option<DeviceKind> {
+        match self {
+            Self::Exact | Self::Typed => None,
+            Self::Cpu => Some(DeviceKind::Cpu),
+            Self::Cuda => Some(DeviceKind::Gpu),
+        }
+    }
+
     /// The name of the flag's value.
     pub fn name(self) -> &'static str {
         match self {

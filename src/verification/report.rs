@@ -3,7 +3,8 @@
 use super::against::Untrained;
 use super::assumptions::{ADVICE, Assumption};
 use super::bisect::Culprit;
-use super::compare::Difference;
+use super::compare::{self, Difference};
+use super::evaluation::Evaluated;
 use ir::visible;
 use serde::Serialize;
 use std::fmt;
@@ -32,6 +33,8 @@ pub struct Report {
     /// Whether the gradients overflow even at the smallest loss scale.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub overflows: bool,
+    /// The evaluation programs: that of whole batches, and that of a last batch that is short. None with --against.
+    pub evaluation: Vec<Evaluated>,
     /// The choices that both sides take from the compiler, and whether each was compared.
     pub assumptions: Vec<Assumption>,
     /// The largest error that passes.
@@ -80,6 +83,18 @@ impl Report {
         above.count() - self.failed()
     }
 
+    /// Adds the differences of the evaluation program for a batch of this size.
+    pub fn add_evaluation(&mut self, samples: u64, found: Vec<Difference>) {
+        let failed = found.iter().filter(|difference| difference.fails(self.tolerance));
+        let differs_in = failed.map(|difference| difference.name.clone()).collect();
+        self.evaluation.push(Evaluated { samples, differs_in, left_out: None });
+        self.differences.extend(found.into_iter().map(|difference| {
+            let name = format!("{} of {samples} samples", difference.name);
+            Difference { name, ..difference }
+        }));
+        compare::sort(&mut self.differences);
+    }
+
     /// Whether the two sides do not do the same.
     pub fn differs(&self) -> bool {
         self.failed() > 0 || self.untrained.iter().any(|one| one.fails)
@@ -108,6 +123,10 @@ impl fmt::Display for Report {
                 writeln!(f, "loss scale {scale}: the gradients overflow f16 at a larger loss scale")?
             }
             None => {}
+        }
+        if !self.evaluation.is_empty() {
+            let evaluated: Vec<String> = self.evaluation.iter().map(Evaluated::to_string).collect();
+            writeln!(f, "evaluation: {}", visible(&evaluated.join(", ")))?;
         }
         self.assumptions.iter().try_for_each(|assumption| writeln!(f, "{assumption}"))?;
         if self.assumptions.iter().all(|assumption| !assumption.checked) {

@@ -11,9 +11,10 @@ use super::Mode;
 use super::compare::{self, Difference, Kind, RoundingError};
 use super::execute::{Execution, Tensors, finite_step, with_tensors};
 use super::layout::Layout;
-use super::{Subject, other_states};
+use super::{Subject, evaluation, other_states};
 use crate::compilation::Source;
 use crate::failure::Failure;
+use crate::pipeline::CompilationPlan;
 use ir::tensor::Elements;
 use ir::{DType, Module, Phase, Role, State, Tensor, ValueId, random};
 use program::UpdateTime;
@@ -34,13 +35,16 @@ pub enum RoundedTo {
     F64,
 }
 
-/// The samples of a step, and the largest error of each number that they made.
+/// The samples of a step or of an evaluation, and the largest error of each number that they made.
 #[derive(Debug)]
 pub struct Rounding<'a> {
     source: &'a Source,
+    /// The options of the passes.
+    plan: &'a CompilationPlan,
     subject: &'a Subject,
     microbatches: &'a [Tensors],
     to: RoundedTo,
+    evaluates: bool,
     program: Option<RoundedProgram>,
     samples: u64,
     largest: BTreeMap<(Kind, String), RoundingError>,
@@ -59,8 +63,18 @@ struct RoundedProgram {
 impl<'a> Rounding<'a> {
     /// The rounding of a step on these inputs; nothing is run yet.
     pub fn new(source: &'a Source, subject: &'a Subject, microbatches: &'a [Tensors], to: RoundedTo) -> Self {
-        let largest = BTreeMap::new();
-        Self { source, subject, microbatches, to, program: None, samples: 0, largest }
+        let (plan, largest) = (&subject.plan, BTreeMap::new());
+        Self { source, plan, subject, microbatches, to, evaluates: false, program: None, samples: 0, largest }
+    }
+
+    /// The rounding of an evaluation of one batch, of a model that is compiled by `plan`; nothing is run yet.
+    pub fn of_evaluation(
+        (source, plan): (&'a Source, &'a CompilationPlan),
+        subject: &'a Subject,
+        batch: &'a [Tensors],
+        to: RoundedTo,
+    ) -> Self {
+        Self { plan, evaluates: true, ..Self::new(source, subject, batch, to) }
     }
 
     /// Writes beside each error that rounding alone makes. Takes samples until they explain the errors above the
@@ -108,7 +122,11 @@ impl<'a> Rounding<'a> {
         let mut rounded =
             finite_step(&module, Mode::Typed, self.microbatches, &Tensors::new(), UpdateTime::Late, backoff)?;
         rounded.states = other_states(&module, &rounded.states);
-        for sample in compare::compare(&rounded, &program.layout, &program.exact) {
+        let differences = match self.evaluates {
+            true => evaluation::compare(&rounded.outputs, &program.exact.outputs),
+            false => compare::compare(&rounded, &program.layout, &program.exact),
+        };
+        for sample in differences {
             let Difference { kind, name, error, size, .. } = sample;
             let error =
                 if self.to == RoundedTo::F64 { error * unit(DType::F64) / program.unit } else { error };
@@ -122,9 +140,11 @@ impl<'a> Rounding<'a> {
     }
 
     fn prepare(&self) -> Result<RoundedProgram, Failure> {
-        let reference = self.subject.reference(self.source)?;
+        let program = |step: Module| if self.evaluates { evaluation::of(step) } else { Ok(step) };
+        let reference =
+            program(self.subject.reference_by(self.source, &self.plan.reference(self.subject.specs()))?)?;
         let module = match self.to == RoundedTo::Asked {
-            true => self.source.run(&self.subject.plan.rounded_reference(self.subject.specs()))?,
+            true => program(self.source.run(&self.plan.rounded_reference(self.subject.specs()))?)?,
             false => reference.clone(),
         };
         let mut exact = self.subject.run_reference(&reference, self.microbatches)?;

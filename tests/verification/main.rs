@@ -4,6 +4,7 @@
 mod batch_norm;
 mod compressed_activations;
 mod dropout;
+mod evaluation;
 mod expert_faults;
 mod experts;
 mod mesh;

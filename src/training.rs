@@ -14,7 +14,6 @@ use crate::log;
 use crate::output::Folder;
 use crate::processes::Processes;
 use crate::state_dict::load_weights;
-use crate::targets::{self, Opening};
 use anyhow::Context;
 use checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
@@ -26,7 +25,7 @@ use ir::interp::Missing;
 use program::device::TooLarge;
 use program::device::{DeviceError, ProgramId};
 use program::profile::Profiles;
-use ranks::Ranks;
+use ranks::{Opening, RankOpener, Ranks};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -38,10 +37,11 @@ use train::{
 };
 
 /// Opens the ranks of a run on their devices, with the memory of the programs. The memory is asked for before anything large is made, since
-/// it may be refused. The devices are of the kind that the programs are for. Each rank is a thread of this process, or one of the
+/// it may be refused. The programs are for the target of `backend`. Each rank is a thread of this process, or one of the
 /// `processes`. `warn` is told of faults that do not end the run. `fits` is asked for flags with which the programs would fit, if they do
 /// not.
 pub fn ranks(
+    backend: &dyn RankOpener,
     programs: &Programs,
     settings: &Settings,
     processes: &Processes,
@@ -49,7 +49,6 @@ pub fn ranks(
     warn: &dyn Fn(Diagnostic),
     fits: &dyn Fn(&TooLarge) -> Vec<String>,
 ) -> Result<Ranks, Failure> {
-    let target = programs.target;
     let folder = settings.compile.memory.folder();
     if let Some(folder) = folder.filter(|folder| files::scratch::is_on_network(folder)) {
         let warning = format!("--memory disk={} is on another machine", folder.display());
@@ -59,10 +58,10 @@ pub fn ranks(
         );
     }
     let warn = |trouble: &str| warn(Diagnostic::new(trouble));
-    let threads = settings.device.threads;
-    let opening = Opening { processes, threads, profiles, folder, warn: &warn };
-    let ranks = targets::open(target, programs.all(), opening);
-    ranks.map_err(|error| match too_large(&error) {
+    let process = processes.rank();
+    let threads = settings.device.threads.or_else(|| process.map(|_| processes.cores()));
+    let opening = Opening { process, threads, profiles, folder, warn: Some(&warn) };
+    backend.open(programs.all(), opening).map_err(|error| match too_large(&error) {
         Some(large) => {
             let error = Diagnostic::new(large.to_string()).note(large.told());
             Failure::User(vec![fits(large).into_iter().fold(error, Diagnostic::note)])

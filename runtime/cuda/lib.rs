@@ -24,6 +24,7 @@ pub mod lower;
 pub mod nccl;
 mod non_finite;
 pub mod nvrtc;
+mod opener;
 mod pace;
 pub mod probe;
 pub mod program;
@@ -33,4 +34,5 @@ mod room;
 mod symbols;
 
 pub use backend::TARGET;
+pub use opener::Gpus;
 pub use pace::Pace;

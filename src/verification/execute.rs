@@ -14,11 +14,10 @@ use passes::precision::SCALE;
 use program::Target;
 use program::device::DeviceError;
 use program::lower::LowerOptions;
-use program::{Microbatches, Program, StagePrograms, UpdateTime};
+use program::{Microbatches, StagePrograms, UpdateTime};
 use ranks::Ranks;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Tensor>;
@@ -109,22 +108,21 @@ impl<'m> Machine<'m> {
             Mode::Cpu | Mode::Cuda => {
                 let kind = if mode == Mode::Cpu { DeviceKind::Cpu } else { DeviceKind::Gpu };
                 let target = targets::of(kind);
-                let rehearse = |program| targets::rehearse(target, program);
+                let rehearse = |programs| targets::backend(target).rehearse(programs);
                 Self::on_ranks(module, options(target, microbatches, update), start, rehearse)
             }
         }
     }
 
-    /// A program on ranks that are made for it, lowered for their kind of device: so a test looks at, or changes, the program.
+    /// A program on ranks that are made for it, lowered for their target, which may be that of any backend.
     /// Errors: as of [`Machine::new`].
     pub fn on(
         module: &'m Module,
         target: Target,
         microbatches: usize,
         start: &Tensors,
-        make: impl FnOnce(Arc<Program>) -> Result<Ranks, DeviceError>,
+        make: impl FnOnce(StagePrograms) -> Result<Ranks, DeviceError>,
     ) -> Result<Self, Failure> {
-        let make = |programs: StagePrograms| make(programs.first().clone());
         Self::on_ranks(module, options(target, microbatches, UpdateTime::Late), start, make)
     }
 

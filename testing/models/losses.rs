@@ -16,8 +16,9 @@ pub fn machine<'m>(module: &'m Module, mode: Mode, microbatches: usize, start: &
     if mode != Mode::Cuda || module.ranks() > 1 {
         return done(Machine::new(module, mode, microbatches, start));
     }
-    done(Machine::on(module, cuda::TARGET, microbatches, start, |program| {
-        Ok(Ranks::alone(Box::new(Cuda::new(Host::new(Order::default()).checked(), vec![program])?)))
+    done(Machine::on(module, cuda::TARGET, microbatches, start, |programs| {
+        let programs = vec![programs.first().clone()];
+        Ok(Ranks::alone(Box::new(Cuda::new(Host::new(Order::default()).checked(), programs)?)))
     }))
 }
 

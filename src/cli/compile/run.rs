@@ -16,6 +16,7 @@ use crate::log::{self, LOGS};
 use crate::output::{FLIGHT, Folder, PROFILE};
 use crate::processes::{Processes, Waiting};
 use crate::signals;
+use crate::targets;
 use crate::training::{self, Programs, Setup, Start};
 use anyhow::Context;
 use data::Loader;
@@ -124,7 +125,9 @@ impl Compile {
         };
         let flight = output.folder.path().join(FLIGHT);
         let ranks = || -> Result<Ranks, Failure> {
-            let mut ranks = training::ranks(programs, settings, processes, profiles.cloned(), &warn, &fits)?;
+            let backend = targets::backend(programs.target);
+            let profiles = profiles.cloned();
+            let mut ranks = training::ranks(backend, programs, settings, processes, profiles, &warn, &fits)?;
             processes.watch(&mut ranks, settings.compile.parallel.timeout, flight)?;
             Ok(ranks)
         };

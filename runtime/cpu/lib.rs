@@ -27,6 +27,7 @@ pub use kernels::copy::gather;
 pub use non_finite::{Kind, kind_of, worst};
 pub use ranks::Processor;
 
+use ::ranks::opening::has_room;
 use arena::{Arena, Constants, Memories, Memory, Sizes};
 use beside::{Scheduled, Schedules};
 use call::Place;
@@ -36,7 +37,6 @@ use ir::timetable::Task;
 use program::device::{Device, DeviceError, NonFinite, ProgramId};
 use program::profile::Profile;
 use program::{Instruction, Kernel, Microbatches, Part, Program, Region, Section, Turn};
-use ::ranks::opening::has_room;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;

@@ -3,6 +3,7 @@
 #[cfg(test)]
 mod tests;
 
+use crate::rates::peak_gflops;
 use crate::{Cpu, TARGET};
 use comm::Communicator;
 use ir::machine::DeviceKind;
@@ -32,6 +33,10 @@ impl RankOpener for Processor {
         let Opening { process, threads, profiles, folder, .. } = opening;
         let ranks = if process.is_some() { 1 } else { count(&programs) };
         open(&programs, process, |rank| device(rank, ranks, threads, profiles.as_ref(), folder))
+    }
+
+    fn peak_gflops(&self, threads: Option<usize>) -> Option<f64> {
+        Some(peak_gflops(threads))
     }
 }
 

@@ -102,7 +102,9 @@ impl CommandClass {
         match &instruction.kernel {
             Kernel::Contract(_) | Kernel::Op(Op::Contract(_)) => Self::Multiplication,
             Kernel::Collective(exchange) => Self::Collective(Exchange::of(exchange, instruction, mesh)),
-            Kernel::Op(Op::Copy(_)) if is_with_file(instruction) => Self::Disk(bytes(&instruction.results[0])),
+            Kernel::Op(Op::Copy(_)) if is_with_file(instruction) => {
+                Self::Disk(bytes(&instruction.results[0]))
+            }
             Kernel::Op(_) | Kernel::Elementwise(_) | Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => {
                 Self::Kernel
             }

@@ -34,6 +34,12 @@ pub trait RankOpener: Sync {
     fn rehearse(&self, programs: StagePrograms) -> Result<Ranks, DeviceError> {
         self.open(vec![programs], Opening::default())
     }
+
+    /// Measures the speed of a large matrix product in f32 on this number of threads, or on a thread for each core, in billions of
+    /// floating-point operations a second. `None` if the backend measures none.
+    fn peak_gflops(&self, _threads: Option<usize>) -> Option<f64> {
+        None
+    }
 }
 
 /// The circumstances in which the ranks of a process are opened. The default is a process without others.
@@ -159,7 +165,9 @@ fn all_meet(of_ranks: &[Vec<Arc<Program>>]) -> Result<(), DeviceError> {
         match all.iter().all(|program| std::ptr::eq(*program, &**first)) {
             true => meet(first)?,
             false if first.pipeline.is_some() => all.into_iter().try_for_each(meet)?,
-            false => check::check(&all).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))?,
+            false => {
+                check::check(&all).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))?
+            }
         }
     }
     Ok(())

@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::inspection::MeasuredPipeline;
 use crate::output::{Folder, PROFILE};
 use crate::processes::Processes;
+use crate::targets;
 use program::profile::{MeasuredRank, Profiles, Share};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -110,7 +111,7 @@ pub(super) fn write(
 ) -> Result<(), Failure> {
     let RunProfile { timeline, shares, pipeline } = profile;
     folder.write(&[("timeline.json", timeline.to_string().as_bytes())])?;
-    let peak = ready.programs.target.is_host().then(|| cpu::rates::peak_gflops(threads));
+    let peak = targets::backend(ready.programs.target).peak_gflops(threads);
     report::tell_lines(&table(shares, peak, pipeline.is_some()));
     if let Some(pipeline) = pipeline {
         folder.write(&[(PROFILE, report::json(pipeline)?.as_bytes())])?;

@@ -4,7 +4,6 @@ use crate::compilation::{self, Compilation};
 use crate::compiler::ShortEvaluation;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
-use cuda::gpu::without_epilogues;
 use ir::{Module, Phase, Scalar, ScalarPart, StepOutput};
 use passes::keep::Keep;
 use passes::{Manager, PassContext, Pipeline};
@@ -22,6 +21,9 @@ const TRAINING_OUTPUTS: [StepOutput; 4] = [
 /// The outputs that the loop reads if the loss is scaled.
 const SCALING_OUTPUTS: [StepOutput; 3] =
     [StepOutput::Skipped, StepOutput::LossScale, StepOutput::ScaleExhausted];
+
+/// The environment variable that turns epilogues off if it is 0, to tell a wrong epilogue from a wrong kernel.
+const EPILOGUES: &str = "TRAINYARD_EPILOGUES";
 
 /// The programs of a run. They share their states.
 #[derive(Clone, Debug)]
@@ -114,7 +116,7 @@ impl Programs {
 
 /// The options for the lowering of a run's programs for a kind of device.
 fn lower_options(target: Target, multiprocessors: Multiprocessors) -> LowerOptions<'static> {
-    let without_epilogues = without_epilogues();
+    let without_epilogues = std::env::var_os(EPILOGUES).is_some_and(|value| value == "0");
     LowerOptions { multiprocessors, without_epilogues, ..LowerOptions::of(target) }
 }
 

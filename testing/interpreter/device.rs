@@ -187,7 +187,8 @@ impl Device for Interpreter {
 
     fn read_output(&self, program: ProgramId, output: usize) -> Result<Vec<u8>, DeviceError> {
         let Loaded { program, constants, bases, .. } = self.loaded(program)?;
-        let slot = program.outputs.get(output).ok_or(DeviceError::Unknown { what: "output", index: output })?;
+        let slot =
+            program.outputs.get(output).ok_or(DeviceError::Unknown { what: "output", index: output })?;
         Ok(self.memory.read(constants, &slot.view, bases))
     }
 

@@ -45,11 +45,15 @@ impl Execution<'_> {
             Kernel::Collective(exchange) => self.exchange(exchange, instruction)?,
             Kernel::Message(message) => self.message(*message, instruction)?,
             Kernel::Elementwise(_) | Kernel::Contract(_) => {
-                let error = Diagnostic::new(format!("the interpreter does not fuse `{}`", instruction.name()));
+                let error =
+                    Diagnostic::new(format!("the interpreter does not fuse `{}`", instruction.name()));
                 return Err(DeviceError::kernel(error.at(instruction.origin.to_string())));
             }
         };
-        results.iter().zip(made).for_each(|(view, bytes)| self.memory.write(view, &self.loaded.bases, &bytes));
+        results
+            .iter()
+            .zip(made)
+            .for_each(|(view, bytes)| self.memory.write(view, &self.loaded.bases, &bytes));
         Ok(())
     }
 
@@ -78,25 +82,22 @@ impl Execution<'_> {
     }
 
     /// Exchanges the operands with the other devices of the group.
-    fn exchange(
-        &self,
-        exchange: &Exchange,
-        instruction: &Instruction,
-    ) -> Result<Vec<Vec<u8>>, CommError> {
+    fn exchange(&self, exchange: &Exchange, instruction: &Instruction) -> Result<Vec<Vec<u8>>, CommError> {
         let communicator = self.communicator.ok_or(CommError::Alone)?;
         let group = self.loaded.program.mesh.group(self.rank(), &exchange.axes);
         let operands: Vec<Aligned> =
             instruction.operands.iter().map(|view| Aligned::of(&self.read(view))).collect();
         let mut results: Vec<Aligned> =
             instruction.results.iter().map(|view| Aligned::of(&vec![0; bytes_of(view)])).collect();
-        let tensors = operands.iter().zip(&mut results).enumerate().map(|(index, (operand, result))| Exchanged {
-            dtype: instruction.operands[index].dtype,
-            sizes: &instruction.operands[index].layout.sizes,
-            gathered: exchange.dims[index].gathered,
-            split: exchange.dims[index].split,
-            operand: Some(operand.bytes()),
-            result: result.bytes_mut(),
-        });
+        let tensors =
+            operands.iter().zip(&mut results).enumerate().map(|(index, (operand, result))| Exchanged {
+                dtype: instruction.operands[index].dtype,
+                sizes: &instruction.operands[index].layout.sizes,
+                gathered: exchange.dims[index].gathered,
+                split: exchange.dims[index].split,
+                operand: Some(operand.bytes()),
+                result: result.bytes_mut(),
+            });
         let (mut tensors, kind) = (tensors.collect::<Vec<_>>(), exchange.reduced.unwrap_or(PartialKind::Sum));
         communicator.comes_from(&instruction.origin);
         match exchange.collective {

@@ -122,7 +122,7 @@ fn check_with(
 
 /// Returns the largest error of some tensors, which must be within the tolerance. Tensors of one kind, such as `adam.m(…)`, have a common
 /// floor. Tensors below it are zero but for rounding, as the gradient of a key's bias is.
-fn worst(what: &str, tolerance: f64, given: &Tensors, expected: &Tensors) -> f64 {
+pub(super) fn worst(what: &str, tolerance: f64, given: &Tensors, expected: &Tensors) -> f64 {
     assert!(given.keys().eq(expected.keys()) && given.len() > 6, "{what}: other names");
     let kind = |name: &str| match name.split_once('(') {
         Some((slot, _)) => slot.to_owned(),

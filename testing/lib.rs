@@ -1,4 +1,4 @@
-//! Support that several test files share, and the functions that are fuzzed. A dependency of tests alone.
+//! Support that several test files share, the functions that are fuzzed, and a backend that runs the interpreter. A dependency of tests alone.
 
 pub mod fuzzing;
 pub mod interpreter;

@@ -9,7 +9,6 @@ use ir::ops::{Interp, Parts};
 use ir::{Diagnostic, Module, Op, Operator, PartialKind, Tensor, Type, block};
 use program::device::DeviceError;
 use program::{Exchange, Instruction, Kernel, LocalPart, Message, View};
-use std::sync::Arc;
 
 /// The surroundings of an instruction.
 pub(super) struct Execution<'a> {

@@ -2,10 +2,10 @@
 
 use ir::machine::DeviceKind;
 use program::Target;
-use ranks::RankOpener;
+use ranks::Platform;
 
 /// The backends. Of several for one kind of device, the first runs the devices that are only described.
-const BACKENDS: &[&dyn RankOpener] = &[
+pub const BACKENDS: &[&dyn Platform] = &[
     &cpu::Processor, //
     &cuda::Gpus,
 ];
@@ -17,7 +17,7 @@ pub fn of(kind: DeviceKind) -> Target {
 }
 
 /// Returns the backend of a target of the list.
-pub fn backend(target: Target) -> &'static dyn RankOpener {
+pub fn backend(target: Target) -> &'static dyn Platform {
     let backend = BACKENDS.iter().find(|backend| backend.target() == target);
     *backend.expect("the command line has the targets of the list")
 }

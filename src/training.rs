@@ -25,7 +25,7 @@ use ir::interp::Missing;
 use program::device::TooLarge;
 use program::device::{DeviceError, ProgramId};
 use program::profile::Profiles;
-use ranks::{Opening, RankOpener, Ranks};
+use ranks::{Opening, Platform, Ranks};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -41,7 +41,7 @@ use train::{
 /// `processes`. `warn` is told of faults that do not end the run. `fits` is asked for flags with which the programs would fit, if they do
 /// not.
 pub fn ranks(
-    backend: &dyn RankOpener,
+    backend: &dyn Platform,
     programs: &Programs,
     settings: &Settings,
     processes: &Processes,

@@ -4,7 +4,7 @@
 use crate::workplace::Workplace;
 use passes::Manager;
 use program::device::Device;
-use ranks::RankOpener;
+use ranks::Platform;
 use std::sync::atomic::AtomicBool;
 use train::Surroundings;
 use trainyard::cli::{Cli, Command};
@@ -22,7 +22,7 @@ pub type Exchange<'a> = &'a dyn Fn(u64, Box<dyn Device + Send>) -> Box<dyn Devic
 
 /// Trains `gpt2-fresh` for 16 steps of one microbatch on the workplace's `text.txt`, into its folder `run`.
 pub fn train(
-    backend: &dyn RankOpener,
+    backend: &dyn Platform,
     place: &Workplace,
     flags: &str,
     plan: impl FnOnce(&mut CompilationPlan),

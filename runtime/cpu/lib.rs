@@ -27,7 +27,7 @@ pub use kernels::copy::gather;
 pub use non_finite::{Kind, kind_of, worst};
 pub use ranks::Processor;
 
-use ::ranks::opening::has_room;
+use ::ranks::platform::has_room;
 use arena::{Arena, Constants, Memories, Memory, Sizes};
 use beside::{Scheduled, Schedules};
 use call::Place;

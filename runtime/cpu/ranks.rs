@@ -6,12 +6,13 @@ mod tests;
 use crate::rates::peak_gflops;
 use crate::{Cpu, TARGET};
 use comm::Communicator;
-use ir::machine::DeviceKind;
+use ir::Diagnostic;
+use ir::machine::{DeviceKind, Preset};
 use program::device::{Device, DeviceError};
 use program::profile::Profiles;
-use program::{Program, StagePrograms, Target};
-use ranks::opening::{OpenedRank, count, open, open_threads};
-use ranks::{Opening, RankOpener, Ranks};
+use program::{Multiprocessors, Program, StagePrograms, Target};
+use ranks::platform::{Found, OpenedRank, Wanted, count, open, open_threads};
+use ranks::{Opening, Platform, Ranks};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -20,13 +21,22 @@ use std::thread;
 #[derive(Debug)]
 pub struct Processor;
 
-impl RankOpener for Processor {
+impl Platform for Processor {
     fn target(&self) -> Target {
         TARGET
     }
 
     fn kind(&self) -> DeviceKind {
         DeviceKind::Cpu
+    }
+
+    fn help(&self) -> &'static str {
+        "The processor"
+    }
+
+    fn find(&self, _: &Wanted) -> Result<Found, Diagnostic> {
+        let multiprocessors = Multiprocessors::default();
+        Ok(Found { multiprocessors, described: TARGET.name().into(), preset: Some(Preset::Cpu) })
     }
 
     fn open(&self, programs: Vec<StagePrograms>, opening: Opening) -> Result<Ranks, DeviceError> {

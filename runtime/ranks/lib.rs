@@ -2,12 +2,12 @@
 //! on its parts of the tensors. Backends open them.
 //!
 //! [`Ranks::run`] gives every rank a thread, which the rank keeps until its work is done. A rank that fails ends all, and its
-//! error is reported, not the errors of those that ended with it. `opening` has the interface of backends to their callers. `whole` runs steps with whole tensors for those who compare
+//! error is reported, not the errors of those that ended with it. `platform` has the interface of backends to their callers. `whole` runs steps with whole tensors for those who compare
 //! programs.
 
 mod fate;
-pub mod opening;
 mod parts;
+pub mod platform;
 mod whole;
 
 use comm::agreement::Agreement;
@@ -18,8 +18,8 @@ use comm::{CommError, Communicator};
 pub use fate::Abort;
 pub use fate::RankError;
 use fate::{Fate, first_error, one, panicked};
-pub use opening::{Opening, RankOpener, RankProcess, meet};
 pub use parts::Parts;
+pub use platform::{Opening, Platform, RankProcess, meet};
 use program::Program;
 use program::calls::CallClock;
 use program::device::{Device, DeviceError, ProgramId};

@@ -6,7 +6,7 @@ use super::memory::Memory;
 use comm::Communicator;
 use program::device::{Device, DeviceError, NonFinite, ProgramId};
 use program::{Instruction, Kernel, Microbatches, Program, Section, Turn, View};
-use ranks::opening::OpenedRank;
+use ranks::platform::OpenedRank;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;

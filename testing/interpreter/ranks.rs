@@ -2,15 +2,17 @@
 
 use super::TARGET;
 use super::device::Interpreter;
+use ir::Diagnostic;
 use ir::machine::DeviceKind;
 use program::device::{Device, DeviceError};
-use program::{StagePrograms, Target};
-use ranks::{Opening, RankOpener, Ranks, opening};
+use program::{Multiprocessors, StagePrograms, Target};
+use ranks::platform::{self, Found, Wanted};
+use ranks::{Opening, Platform, Ranks};
 
 /// The interpreter, which opens ranks. Nobody asks for its speed: it uses one thread a rank, and keeps no profile.
 pub struct Interpreters;
 
-impl RankOpener for Interpreters {
+impl Platform for Interpreters {
     fn target(&self) -> Target {
         TARGET
     }
@@ -19,8 +21,17 @@ impl RankOpener for Interpreters {
         DeviceKind::Cpu
     }
 
+    fn help(&self) -> &'static str {
+        "The interpreter"
+    }
+
+    fn find(&self, _: &Wanted) -> Result<Found, Diagnostic> {
+        let multiprocessors = Multiprocessors::default();
+        Ok(Found { multiprocessors, described: TARGET.name().into(), preset: None })
+    }
+
     fn open(&self, programs: Vec<StagePrograms>, opening: Opening) -> Result<Ranks, DeviceError> {
-        opening::open(&programs, opening.process, |rank| {
+        platform::open(&programs, opening.process, |rank| {
             Ok(Box::new(Interpreter::new(rank)?) as Box<dyn Device + Send>)
         })
     }

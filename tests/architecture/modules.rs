@@ -322,15 +322,14 @@ fn only_the_compiler_calls_the_steps_of_the_recipe() {
 /// The packages of backends.
 const BACKENDS: [&str; 2] = ["cpu", "cuda"];
 
-/// The modules of the driver that name the package of a backend: the list of backends, and those that show or find the GPUs of NVIDIA.
-const NAMING_BACKENDS: [&str; 8] = [
+/// The modules of the driver that name the package of a backend: those that show or check GPUs of NVIDIA.
+const NAMING_BACKENDS: [&str; 7] = [
     "cli/compile/kernels",
     "cli/doctor",
     "cli/doctor/check",
     "cli/doctor/description",
     "cli/doctor/facts",
     "cli/doctor/part",
-    "hardware",
     "plan/listing/commands",
 ];
 

@@ -8,7 +8,7 @@ use ir::Tensor;
 use ir::interp::{Missing, initial_states};
 use ir::machine::Preset;
 use passes::Manager;
-use ranks::{Opening, RankOpener};
+use ranks::{Opening, Platform};
 use testing::interpreter::Interpreters;
 use testing::models::{self, done};
 use testing::training::train;
@@ -25,7 +25,7 @@ struct Trained {
 }
 
 /// Compiles a model of `testdata/models` for a backend, as `trainyard compile MODEL FLAGS` does, and runs two steps.
-fn trained(backend: &dyn RankOpener, model: &str, flags: &str) -> Trained {
+fn trained(backend: &dyn Platform, model: &str, flags: &str) -> Trained {
     let path = models::path(&format!("{model}.onnx"));
     let file = path.display().to_string();
     let words = ["trainyard", "compile", &file].into_iter().chain(flags.split_whitespace());
@@ -66,7 +66,7 @@ fn trained(backend: &dyn RankOpener, model: &str, flags: &str) -> Trained {
 fn check(model: &str, flags: &str) {
     let flags = format!("{flags} --optimizer momentum --lr 0.01");
     let [given, expected] =
-        [&Interpreters as &dyn RankOpener, &Processor].map(|backend| trained(backend, model, &flags));
+        [&Interpreters as &dyn Platform, &Processor].map(|backend| trained(backend, model, &flags));
     let what = format!("{model} {flags}");
     for (given, expected) in given.losses.iter().zip(&expected.losses) {
         assert!((given - expected).abs() <= 1e-5, "{what}: the loss is {given}, and not {expected}");
@@ -97,14 +97,14 @@ fn a_gpt_trains_by_the_interpreter_on_a_mesh_and_in_a_pipeline() {
 /// Losses of the driver's own loop, with an evaluation and checkpoints between the steps.
 #[test]
 fn the_training_loop_runs_on_a_backend_that_the_command_line_does_not_know() {
-    let losses = |backend: &dyn RankOpener| -> Vec<f64> {
+    let losses = |backend: &dyn Platform| -> Vec<f64> {
         let place = Workplace::with_text(TRAINYARD, 8_000);
         let flags = "--microbatch 1 --mesh dp=2 --save-every 8 --optimizer momentum --lr 0.01";
         done(train(backend, &place, flags, |_| {}, &|_, device| device));
         assert_eq!(place.checkpoints("run"), [8, 16]);
         place.metrics("run").iter().map(|step| step["loss"].as_f64().expect("a loss")).collect()
     };
-    let [given, expected] = [&Interpreters as &dyn RankOpener, &Processor].map(losses);
+    let [given, expected] = [&Interpreters as &dyn Platform, &Processor].map(losses);
     assert_eq!(given.len(), 16);
     for (given, expected) in given.iter().zip(&expected) {
         assert!((given - expected).abs() <= 1e-4, "{given}, and not {expected}");

@@ -1,10 +1,15 @@
-//! The GPU backend as its callers have it: the ranks of this process on GPUs, or on stand-ins.
+//! The GPU backend as its callers have it: the GPUs of this machine, and the ranks of this process on GPUs or on stand-ins.
 
 use crate::TARGET;
+use crate::found;
 use crate::gpu::{Options, gpu_of_process, gpus};
 use crate::host::Order;
+use crate::libraries::Folders;
+use crate::probe::probe;
 use crate::ranks::stand_in;
-use ::ranks::{Opening, RankOpener, Ranks};
+use ::ranks::platform::{Found, Wanted};
+use ::ranks::{Opening, Platform, Ranks};
+use ir::Diagnostic;
 use ir::machine::DeviceKind;
 use program::device::DeviceError;
 use program::{StagePrograms, Target};
@@ -13,13 +18,25 @@ use program::{StagePrograms, Target};
 #[derive(Debug)]
 pub struct Gpus;
 
-impl RankOpener for Gpus {
+impl Platform for Gpus {
     fn target(&self) -> Target {
         TARGET
     }
 
     fn kind(&self) -> DeviceKind {
         DeviceKind::Gpu
+    }
+
+    fn help(&self) -> &'static str {
+        "An NVIDIA GPU, or one GPU for each rank of the mesh"
+    }
+
+    fn find(&self, wanted: &Wanted) -> Result<Found, Diagnostic> {
+        found::find(wanted)
+    }
+
+    fn offer(&self) -> Option<String> {
+        found::offered(&probe(&Folders::of_process()))
     }
 
     fn open(&self, programs: Vec<StagePrograms>, opening: Opening) -> Result<Ranks, DeviceError> {

@@ -1,24 +1,40 @@
-//! The opening of ranks: a backend as its callers have it, and the parts of the opening that all backends share.
+//! A backend as its callers have it: it finds devices, and opens ranks on them. The opening of ranks on the processor is here, since
+//! several backends share it.
 
 use crate::Ranks;
 use comm::agreement::Agreement;
 use comm::local::Local;
 use comm::of_stage::OfStage;
 use comm::{Communicator, check};
-use ir::machine::DeviceKind;
+use ir::Diagnostic;
+use ir::machine::{DeviceKind, Preset};
 use program::device::{Device, DeviceError};
 use program::profile::Profiles;
-use program::{Program, StagePrograms, Target, room};
+use program::{Multiprocessors, Program, StagePrograms, Target, room};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A backend: the target that programs are lowered for, and the ranks that run these programs.
-pub trait RankOpener: Sync {
+/// A backend: the target that programs are lowered for, the devices of this machine, and the ranks that run the programs on them.
+pub trait Platform: Sync {
     /// Returns the target of the programs that the ranks run.
     fn target(&self) -> Target;
 
     /// Returns the kind of the devices, as descriptions of machines have it.
     fn kind(&self) -> DeviceKind;
+
+    /// Returns a description of the devices for the help of flags.
+    fn help(&self) -> &'static str;
+
+    /// Finds devices of this machine for a run.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    fn find(&self, wanted: &Wanted) -> Result<Found, Diagnostic>;
+
+    /// Describes a device of this machine to a user who asked for none. `None` if there is none to be told of.
+    fn offer(&self) -> Option<String> {
+        None
+    }
 
     /// Opens the ranks of this process on their devices. All programs have the same number of ranks, and share their states if they were
     /// lowered so.
@@ -30,7 +46,7 @@ pub trait RankOpener: Sync {
     /// Opens ranks on this machine's processor, in place of devices that the machine may not have.
     ///
     /// # Errors
-    /// As of [`RankOpener::open`].
+    /// As of [`Platform::open`].
     fn rehearse(&self, programs: StagePrograms) -> Result<Ranks, DeviceError> {
         self.open(vec![programs], Opening::default())
     }
@@ -40,6 +56,28 @@ pub trait RankOpener: Sync {
     fn peak_gflops(&self, _threads: Option<usize>) -> Option<f64> {
         None
     }
+}
+
+/// The devices that a run needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The mesh, as its flag has it.
+    pub mesh: Option<String>,
+    /// The number of ranks.
+    pub ranks: u64,
+    /// Whether this process is one rank of several: then it needs one device, and not one for each rank.
+    pub is_one_rank: bool,
+}
+
+/// Devices of this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The size of the GPU, by which kernels choose their number of blocks; of several GPUs, the size of the smallest.
+    pub multiprocessors: Multiprocessors,
+    /// The description for people.
+    pub described: String,
+    /// The preset that describes the device, if it is known.
+    pub preset: Option<Preset>,
 }
 
 /// The circumstances in which the ranks of a process are opened. The default is a process without others.

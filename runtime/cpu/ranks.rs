@@ -45,6 +45,10 @@ impl Platform for Processor {
         open(&programs, process, |rank| device(rank, ranks, threads, profiles.as_ref(), folder))
     }
 
+    fn rehearsal_help(&self) -> &'static str {
+        "The CPU backend"
+    }
+
     fn peak_gflops(&self, threads: Option<usize>) -> Option<f64> {
         Some(peak_gflops(threads))
     }

@@ -55,4 +55,8 @@ impl Platform for Gpus {
     fn rehearse(&self, programs: StagePrograms) -> Result<Ranks, DeviceError> {
         stand_in(vec![programs], Order::default())
     }
+
+    fn rehearsal_help(&self) -> &'static str {
+        "The GPU's program, run on the processor: it is slow, and needs a C++ compiler (CXX, or c++)"
+    }
 }

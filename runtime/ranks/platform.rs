@@ -51,6 +51,9 @@ pub trait Platform: Sync {
         self.open(vec![programs], Opening::default())
     }
 
+    /// Returns a description of [`Platform::rehearse`] for the help of flags.
+    fn rehearsal_help(&self) -> &'static str;
+
     /// Measures the speed of a large matrix product in f32 on this number of threads, or on a thread for each core, in billions of
     /// floating-point operations a second. `None` if the backend measures none.
     fn peak_gflops(&self, _threads: Option<usize>) -> Option<f64> {

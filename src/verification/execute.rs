@@ -7,7 +7,6 @@ use crate::memory;
 use crate::targets;
 use crate::training::too_large;
 use ir::interp::{self, StateValues};
-use ir::machine::DeviceKind;
 use ir::tensor::Elements;
 use ir::{Blob, DType, Diagnostic, Initializer, Module, Role, State, StateId, StepOutput, Tensor, Type};
 use passes::precision::SCALE;
@@ -105,9 +104,7 @@ impl<'m> Machine<'m> {
                 Ok(Self { module, runs_on: RunsOn::Interpreter(mode, initial(module, start)?) })
             }
             // Each of several devices is a rank with a thread of its own.
-            Mode::Cpu | Mode::Cuda => {
-                let kind = if mode == Mode::Cpu { DeviceKind::Cpu } else { DeviceKind::Gpu };
-                let target = targets::of(kind);
+            Mode::On(target) => {
                 let rehearse = |programs| targets::backend(target).rehearse(programs);
                 Self::on_ranks(module, options(target, microbatches, update), start, rehearse)
             }

@@ -35,4 +35,8 @@ impl Platform for Interpreters {
             Ok(Box::new(Interpreter::new(rank)?) as Box<dyn Device + Send>)
         })
     }
+
+    fn rehearsal_help(&self) -> &'static str {
+        "The interpreter, instruction by instruction"
+    }
 }

@@ -57,7 +57,8 @@ struct Steps {
 /// Runs steps, and checks that a skipped step changes no state except the scaler's.
 fn run(subject: &Subject, counts: std::ops::Range<usize>) -> Steps {
     let inputs = samples(subject, counts);
-    let mut machine = done(Machine::new(&subject.compilation.training, Mode::Cpu, 1, &subject.start));
+    let mut machine =
+        done(Machine::new(&subject.compilation.training, Mode::On(cpu::TARGET), 1, &subject.start));
     let mut before = subject.start.clone();
     let mut steps = Steps { skipped: vec![], scales: vec![], losses: vec![] };
     for step in 0..STEPS {

@@ -17,7 +17,7 @@ use files::Replacement;
 use ir::Diagnostic;
 use ir::timetable::Task;
 use program::Target;
-use ranks::Ranks;
+use ranks::{RankProcess, Ranks};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::cell::Cell;
@@ -124,9 +124,11 @@ impl Processes {
         &self.agreement
     }
 
-    /// The communicator of this process; `None` if it is alone.
-    pub fn communicator(&self) -> Option<(&Arc<dyn Communicator>, u64)> {
-        self.joined.as_ref().map(|joined| (&joined.communicator, joined.launched.ranks))
+    /// This process as a rank of the run; `None` if it is alone.
+    pub fn rank(&self) -> Option<RankProcess<'_>> {
+        let joined = self.joined.as_ref()?;
+        let Launched { ranks, local_rank, .. } = joined.launched;
+        Some(RankProcess { communicator: &joined.communicator, ranks, local_rank })
     }
 
     /// Watches the ranks of this process. If another thread waits for a rank or for a GPU longer than `timeout` seconds, the process ends,

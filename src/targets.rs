@@ -1,25 +1,25 @@
-//! The kinds of devices that programs are compiled for: a backend has its line here.
+//! The backends that the command line knows: each has its line here.
 
-use cuda::gpu::Options;
-use cuda::host::Order;
 use ir::machine::DeviceKind;
-use program::device::DeviceError;
-use program::profile::Profiles;
-use program::{StagePrograms, Target};
-use ranks::Ranks;
-use std::path::Path;
+use program::Target;
+use ranks::Platform;
 
-use crate::processes::Processes;
-
-/// All targets.
-pub const ALL: [Target; 2] = [cpu::TARGET, cuda::TARGET];
+/// The backends. Of several for one kind of device, the first runs the devices that are only described.
+pub const BACKENDS: &[&dyn Platform] = &[
+    &cpu::Processor, //
+    &cuda::Gpus,
+];
 
 /// Returns the target of a kind of device.
 pub fn of(kind: DeviceKind) -> Target {
-    match kind {
-        DeviceKind::Cpu => cpu::TARGET,
-        DeviceKind::Gpu => cuda::TARGET,
-    }
+    let backend = BACKENDS.iter().find(|backend| backend.kind() == kind);
+    backend.expect("every kind of device has a backend").target()
+}
+
+/// Returns the backend of a target of the list.
+pub fn backend(target: Target) -> &'static dyn Platform {
+    let backend = BACKENDS.iter().find(|backend| backend.target() == target);
+    *backend.expect("the command line has the targets of the list")
 }
 
 /// Returns the target with a name.
@@ -27,59 +27,21 @@ pub fn of(kind: DeviceKind) -> Target {
 /// # Errors
 /// No target has the name.
 pub fn named(name: &str) -> Result<Target, String> {
-    ALL.into_iter().find(|target| target.name() == name).ok_or_else(|| {
-        let names = ALL.map(|target| target.name()).join(", ");
+    let targets = || BACKENDS.iter().map(|backend| backend.target());
+    targets().find(|target| target.name() == name).ok_or_else(|| {
+        let names = targets().map(|target| target.name()).collect::<Vec<_>>().join(", ");
         format!("there is no target `{name}`; there are {names}")
     })
 }
 
-/// The circumstances in which the ranks of a process are opened.
-pub struct Opening<'a> {
-    /// The processes of the run.
-    pub processes: &'a Processes,
-    /// The threads of the processor that all ranks share. `None` for a thread on each core.
-    pub threads: Option<usize>,
-    /// The profiles that get the times of their programs.
-    pub profiles: Option<Profiles>,
-    /// The folder of the file of values that rest on the disk.
-    pub folder: Option<&'a Path>,
-    /// Takes a trouble that does not keep the ranks from running.
-    pub warn: &'a dyn Fn(&str),
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Opens the ranks of this process for programs of a target.
-///
-/// # Errors
-/// A device that cannot be used, or has no room; programs whose collectives would not meet.
-pub fn open(target: Target, programs: Vec<StagePrograms>, opening: Opening) -> Result<Ranks, DeviceError> {
-    let Opening { processes, threads, profiles, folder, warn } = opening;
-    if target.is_host() {
-        return match processes.communicator() {
-            None => cpu::ranks::on_processor(programs, threads, profiles, folder),
-            Some((communicator, ranks)) => {
-                let threads = threads.unwrap_or_else(|| processes.cores());
-                cpu::ranks::of_process(programs, threads, profiles, communicator, ranks, folder)
-            }
-        };
-    }
-    let profiles = profiles.map(|profiles| profiles.of_rank(0)).unwrap_or_default();
-    let options = Options::of_process();
-    match processes.launched() {
-        None => cuda::gpu::gpus(programs, options, folder, profiles, warn),
-        Some(launched) => {
-            let (agreement, rank) = (processes.agreement(), launched.local_rank);
-            cuda::gpu::gpu_of_process(&programs, options, folder, profiles, warn, agreement, rank)
+    #[test]
+    fn every_kind_of_device_has_a_target_and_every_target_a_backend() {
+        for (kind, _) in DeviceKind::ALL {
+            assert_eq!(backend(of(kind)).kind(), kind);
         }
-    }
-}
-
-/// Opens ranks on this machine's processor, whatever the target: for a GPU these are stand-ins.
-///
-/// # Errors
-/// As of [`open`].
-pub fn rehearse(target: Target, programs: StagePrograms) -> Result<Ranks, DeviceError> {
-    match target.is_host() {
-        true => cpu::ranks::on_processor(vec![programs], None, None, None),
-        false => cuda::ranks::stand_in(vec![programs], Order::default()),
     }
 }

@@ -15,7 +15,6 @@ use crate::log;
 use crate::output::Folder;
 use crate::processes::Processes;
 use crate::state_dict::load_weights;
-use crate::targets::{self, Opening};
 use anyhow::Context;
 use checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
@@ -28,7 +27,7 @@ use program::Target;
 use program::device::TooLarge;
 use program::device::{DeviceError, ProgramId};
 use program::profile::Profiles;
-use ranks::Ranks;
+use ranks::{Opening, Platform, Ranks};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -40,10 +39,11 @@ use train::{
 };
 
 /// Opens the ranks of a run on their devices, with the memory of the programs of all jobs, of which there is at least one. The memory is
-/// asked for before anything large is made, since it may be refused. The devices are of the kind that the programs are for. Each rank is
-/// a thread of this process, or one of the `processes`. `warn` is told of faults that do not end the run. `fits` is asked for flags with
-/// which the programs would fit, if they do not.
+/// asked for before anything large is made, since it may be refused. The programs are for the target of `backend`. Each rank is a thread
+/// of this process, or one of the `processes`. `warn` is told of faults that do not end the run. `fits` is asked for flags with which the
+/// programs would fit, if they do not.
 pub fn ranks(
+    backend: &dyn Platform,
     jobs: &[RunJob],
     settings: &Settings,
     processes: &Processes,
@@ -60,10 +60,10 @@ pub fn ranks(
         );
     }
     let warn = |trouble: &str| warn(Diagnostic::new(trouble));
-    let threads = settings.device.threads;
-    let opening = Opening { processes, threads, profiles, folder, warn: &warn };
-    let ranks = targets::open(jobs[0].programs.target, all_programs(jobs), opening);
-    ranks.map_err(|error| match too_large(&error) {
+    let process = processes.rank();
+    let threads = settings.device.threads.or_else(|| process.map(|_| processes.cores()));
+    let opening = Opening { process, threads, profiles, folder, warn: Some(&warn) };
+    backend.open(all_programs(jobs), opening).map_err(|error| match too_large(&error) {
         Some(large) => {
             let error = Diagnostic::new(large.to_string()).note(large.told());
             Failure::User(vec![fits(large).into_iter().fold(error, Diagnostic::note)])

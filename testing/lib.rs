@@ -1,6 +1,7 @@
-//! Support that several test files share, and the functions that are fuzzed. A dependency of tests alone.
+//! Support that several test files share, the functions that are fuzzed, and a backend that runs the interpreter. A dependency of tests alone.
 
 pub mod fuzzing;
+pub mod interpreter;
 pub mod layers;
 pub mod models;
 pub mod planted;

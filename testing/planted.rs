@@ -94,7 +94,7 @@ impl Planted {
     /// As [`Self::check`], on the CPU backend with another tolerance.
     pub fn check_above(&self, pass: &str, fault: impl Fn(&mut Module), tolerance: f64) -> Vec<Difference> {
         let stages = self.stages_with(pass, fault);
-        for (mode, tolerance) in [(Mode::Exact, 1e-9), (Mode::Cpu, tolerance)] {
+        for (mode, tolerance) in [(Mode::Exact, 1e-9), (Mode::On(cpu::TARGET), tolerance)] {
             assert!(self.differences(&stages, mode)[0].error > tolerance, "{pass} in mode {}", mode.name());
             let culprit = self.culprit(&stages, mode, tolerance).expect("it is found");
             let number = 1 + self.stages.iter().position(|stage| stage.pass == pass).unwrap();

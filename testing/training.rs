@@ -1,9 +1,10 @@
-//! A run as `trainyard compile --train` makes it, with a part exchanged: another schedule than flags give, or a device
-//! that fails.
+//! A run as `trainyard compile --train` makes it, with a part exchanged: another backend or schedule than flags give, or
+//! a device that fails.
 
 use crate::workplace::Workplace;
 use passes::Manager;
 use program::device::Device;
+use ranks::Platform;
 use std::sync::atomic::AtomicBool;
 use train::Surroundings;
 use trainyard::cli::{Cli, Command};
@@ -21,6 +22,7 @@ pub type Exchange<'a> = &'a dyn Fn(u64, Box<dyn Device + Send>) -> Box<dyn Devic
 
 /// Trains `gpt2-fresh` for 16 steps of one microbatch on the workplace's `text.txt`, into its folder `run`.
 pub fn train(
+    backend: &dyn Platform,
     place: &Workplace,
     flags: &str,
     plan: impl FnOnce(&mut CompilationPlan),
@@ -40,7 +42,7 @@ pub fn train(
         CompilationPlan::new(sizes::left_to_passes(&source.model, sizes), &settings.compile, STEPS);
     plan(&mut passes);
     let compilation = source.compile(&passes, &Manager::default(), |_, _, _| {})?;
-    let programs = Programs::lower(&compilation, 1, cpu::TARGET)?;
+    let programs = Programs::lower(&compilation, 1, backend.target())?;
     let jobs = [RunJob { first_step: 0, begins: String::new(), compilation, programs }];
     let compilation = &jobs[0].compilation;
     let loader = training::open_data(&compilation.forward, settings, 1, None)?;
@@ -54,8 +56,9 @@ pub fn train(
         let weights = training::weights(compilation, &source, settings, drop)?;
         training::start(compilation, settings, &Processes::alone(), &loader, weights)?
     };
+    let alone = Processes::alone();
     let ranks =
-        training::ranks(&jobs, settings, &Processes::alone(), None, &|_| {}, &|_| vec![])?.exchange(device);
+        training::ranks(backend, &jobs, settings, &alone, None, &|_| {}, &|_| vec![])?.exchange(device);
     folder.write(&[])?;
     let setup = Setup {
         jobs: &jobs,

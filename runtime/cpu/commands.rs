@@ -1,11 +1,10 @@
 //! The commands of a program on the processor, for the simulator: each instruction is one command, in order.
 
 use super::beside::{Scheduled, Schedules};
-use ir::{Mesh, Op};
-use program::commands::work::{Work, bytes, largest_sizes};
-use program::commands::{Command, CommandClass, CommandList, Exchange, Queue};
-use program::{self, Instruction, Kernel, Part, Program, Region, View};
-use smallvec::SmallVec;
+use ir::Mesh;
+use program::commands::work::bytes;
+use program::commands::{Command, CommandClass, CommandList, Queue};
+use program::{Instruction, Part, Program};
 
 /// Returns the commands of a step of this number of microbatches.
 pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
@@ -34,19 +33,9 @@ pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
 }
 
 fn command(instruction: &Instruction, mesh: &Mesh, adds: bool) -> Command {
-    let mut work = Work::of(instruction, adds);
-    work.read += allocated(instruction, adds);
-    let is_chain = matches!(instruction.kernel, Kernel::Elementwise(_));
-    Command {
-        class: class(instruction, mesh),
-        kind: if is_chain { "elementwise".into() } else { instruction.name() },
-        sizes: largest_sizes(instruction),
-        origin: instruction.origin.clone(),
-        queue: Queue::Main,
-        waits: SmallVec::new(),
-        layers: 1,
-        work,
-    }
+    let mut command = Command::of(instruction, mesh, adds);
+    command.work.read += allocated(instruction, adds);
+    command
 }
 
 /// Returns the bytes that a processor reads before it writes them: those of results that neither overwrite an operand nor are added to.
@@ -57,34 +46,6 @@ fn allocated(instruction: &Instruction, adds: bool) -> u64 {
     };
     let results = instruction.results.iter().enumerate();
     results.filter(|(index, _)| !is_read(*index)).map(|(_, view)| bytes(view)).sum()
-}
-
-fn class(instruction: &Instruction, mesh: &Mesh) -> CommandClass {
-    match &instruction.kernel {
-        Kernel::Contract(_) | Kernel::Op(Op::Contract(_)) => CommandClass::Multiplication,
-        Kernel::Collective(kernel) => CommandClass::Collective(exchange(kernel, instruction, mesh)),
-        Kernel::Op(Op::Copy(_)) if is_with_file(instruction) => {
-            CommandClass::Disk(bytes(&instruction.results[0]))
-        }
-        Kernel::Op(_) | Kernel::Elementwise(_) | Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => {
-            CommandClass::Kernel
-        }
-        // Messages between threads are copies.
-        Kernel::Message(_) => CommandClass::Kernel,
-    }
-}
-
-/// Returns whether an instruction reads or writes a file.
-fn is_with_file(instruction: &Instruction) -> bool {
-    let mut touched = instruction.operands.iter().chain(&instruction.results);
-    touched.any(|view| view.region == Region::Disk)
-}
-
-fn exchange(kernel: &program::Exchange, instruction: &Instruction, mesh: &Mesh) -> Exchange {
-    let (kind, devices) = (kernel.collective, mesh.size(&kernel.axes));
-    let of_pair = |(from, to): (&View, &View)| kind.group_bytes(bytes(from), bytes(to), devices);
-    let group_bytes = instruction.operands.iter().zip(&instruction.results).map(of_pair).sum();
-    Exchange { kind, axes: kernel.axes.clone(), group_bytes }
 }
 
 #[cfg(test)]

@@ -25,7 +25,9 @@ pub use backend::TARGET;
 pub use host_memory::{HostMemory, HostProgram, HostTask};
 pub use kernels::copy::gather;
 pub use non_finite::{Kind, kind_of, worst};
+pub use ranks::Processor;
 
+use ::ranks::platform::has_room;
 use arena::{Arena, Constants, Memories, RawBytes, Sizes};
 use beside::{Scheduled, Schedules};
 use call::MeshPlace;
@@ -34,7 +36,6 @@ use comm::{CommError, Communicator};
 use ir::timetable::Task;
 use program::device::{Device, DeviceError, NonFinite, ProgramId};
 use program::profile::{DeviceProfiles, Profile};
-use program::room;
 use program::{Instruction, Kernel, Microbatches, Part, Program, Region, Section, Turn};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -86,33 +87,14 @@ impl Cpu {
         if let Some(program) = programs.iter().find(|program| program.mesh.devices() != 1) {
             return Err(DeviceError::devices(program, 1));
         }
-        Self::has_room(&programs, 1)?;
+        has_room(&programs, 1)?;
         Self::with(programs, threads, None, folder)
-    }
-
-    /// Makes a rank that communicates with others through `communicator`; see [`Self::with_file`].
-    ///
-    /// # Errors
-    /// No memory, no threads.
-    pub fn of_rank(
-        programs: Vec<Arc<Program>>,
-        threads: usize,
-        communicator: Arc<dyn Communicator>,
-        folder: Option<&Path>,
-    ) -> Result<Self, DeviceError> {
-        Self::with(programs, Some(threads), Some(communicator), folder)
     }
 
     /// Makes exchanges run one by one, in program order. This is for a rank that shares all cores with others: an exchange between threads
     /// is work for a core, so running it beside computation gains nothing.
     pub(crate) fn exchange_one_by_one(&mut self) {
         self.programs.iter_mut().for_each(|loaded| loaded.schedules.one_by_one());
-    }
-
-    /// Refuses programs that do not fit this machine's memory, if each of `ranks` ranks takes as much.
-    pub(crate) fn has_room(programs: &[Arc<Program>], ranks: u64) -> Result<(), DeviceError> {
-        let checked = room::check_processor(programs.iter().map(|program| &**program), ranks);
-        checked.map_err(|error| DeviceError::TooLarge(Box::new(error)))
     }
 
     fn with(

@@ -3,18 +3,56 @@
 #[cfg(test)]
 mod tests;
 
-use crate::Cpu;
-use comm::agreement::Agreement;
-use comm::local::Local;
-use comm::of_stage::OfStage;
-use comm::{Communicator, check};
+use crate::rates::peak_gflops;
+use crate::{Cpu, TARGET};
+use comm::Communicator;
+use ir::Diagnostic;
+use ir::machine::{DeviceKind, Preset};
 use program::device::{Device, DeviceError};
 use program::profile::Profiles;
-use program::{Program, StagePrograms};
-use ranks::{Ranks, meet};
+use program::{Multiprocessors, Program, StagePrograms, Target};
+use ranks::platform::{Found, OpenedRank, Wanted, count, open, open_threads};
+use ranks::{Opening, Platform, Ranks};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
+
+/// The processor, which opens ranks.
+#[derive(Debug)]
+pub struct Processor;
+
+impl Platform for Processor {
+    fn target(&self) -> Target {
+        TARGET
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cpu
+    }
+
+    fn help(&self) -> &'static str {
+        "The processor"
+    }
+
+    fn find(&self, _: &Wanted) -> Result<Found, Diagnostic> {
+        let multiprocessors = Multiprocessors::default();
+        Ok(Found { multiprocessors, described: TARGET.name().into(), preset: Some(Preset::Cpu) })
+    }
+
+    fn open(&self, programs: Vec<StagePrograms>, opening: Opening) -> Result<Ranks, DeviceError> {
+        let Opening { process, threads, profiles, folder, .. } = opening;
+        let ranks = if process.is_some() { 1 } else { count(&programs) };
+        open(&programs, process, |rank| device(rank, ranks, threads, profiles.as_ref(), folder))
+    }
+
+    fn rehearsal_help(&self) -> &'static str {
+        "The CPU backend"
+    }
+
+    fn peak_gflops(&self, threads: Option<usize>) -> Option<f64> {
+        Some(peak_gflops(threads))
+    }
+}
 
 /// Opens as many ranks as the programs' mesh has devices. They share `threads` threads, or as many as there are cores; each gets at
 /// least one. Every rank has all programs, which share their states if they were lowered so. Profiles get the times of their
@@ -28,21 +66,8 @@ pub fn on_processor(
     profiles: Option<Profiles>,
     folder: Option<&Path>,
 ) -> Result<Ranks, DeviceError> {
-    let programs: Vec<StagePrograms> = programs.into_iter().map(Into::into).collect();
-    if programs.iter().all(|program| program.ranks() == 1) {
-        let programs = programs.iter().map(|program| program.first().clone()).collect();
-        let mut cpu = Cpu::with_file(programs, threads, folder)?;
-        profiles.into_iter().for_each(|profiles| cpu.record(profiles.of_rank(0)));
-        return Ok(Ranks::alone(Box::new(cpu)));
-    }
-    let ranks = programs.first().map_or(1, StagePrograms::ranks);
-    if let Some(program) = programs.iter().find(|program| program.ranks() != ranks) {
-        return Err(DeviceError::devices(program.first(), ranks));
-    }
-    let of_rank = |rank| programs.iter().map(|program| program.of_rank(rank).clone()).collect();
-    with_communicators((0..ranks).map(of_rank).collect(), threads, profiles, folder, |communicator| {
-        communicator
-    })
+    let programs = programs.into_iter().map(Into::into).collect();
+    Processor.open(programs, Opening { threads, profiles, folder, ..Opening::default() })
 }
 
 /// Opens ranks of which each has programs of its own. `through` makes the communicator that a rank's device uses from the
@@ -57,74 +82,26 @@ pub fn with_communicators(
     folder: Option<&Path>,
     through: impl Fn(Arc<dyn Communicator>) -> Arc<dyn Communicator>,
 ) -> Result<Ranks, DeviceError> {
-    let own = programs.first().cloned().unwrap_or_default();
-    for (index, first) in own.iter().enumerate() {
-        let all = programs.iter().map(|own| &own[index]);
-        match all.clone().all(|program| Arc::ptr_eq(program, first)) {
-            true => meet(first)?,
-            false if first.pipeline.is_some() => all.into_iter().try_for_each(|program| meet(program))?,
-            false => all_meet(&all.map(|program| &**program).collect::<Vec<_>>())?,
-        }
-    }
-    let largest = programs.iter().max_by_key(|own| own.first().map_or(0, |own| own.memory.peak()));
-    Cpu::has_room(largest.unwrap_or(&own), programs.len() as u64)?;
-    let local = Local::new(programs.len() as u64);
-    let cores = || thread::available_parallelism().map_or(1, usize::from);
-    let ranks = programs.len().max(1);
-    let threads = (threads.unwrap_or_else(cores) / ranks).max(1);
-    let is_core_free = threads * ranks < cores();
-    let rank = |(rank, programs): (usize, Vec<Arc<Program>>)| {
-        let communicator = in_stage(through(local.recorded(rank as u64)), &programs);
-        let measured = profiles.as_ref().map(|profiles| profiles.for_programs(rank as u64, &programs));
-        let mut cpu = Cpu::of_rank(programs, threads, communicator, folder)?;
-        if !is_core_free {
-            cpu.exchange_one_by_one();
-        }
-        measured.into_iter().for_each(|profiles| cpu.record(profiles));
-        Ok(Box::new(cpu) as Box<dyn Device + Send>)
-    };
-    let devices = programs.into_iter().enumerate().map(rank).collect::<Result<_, DeviceError>>()?;
-    Ok(Ranks::of(devices, local, Box::new(|_| {})))
+    let ranks = programs.len() as u64;
+    open_threads(programs, through, |rank| device(rank, ranks, threads, profiles.as_ref(), folder))
 }
 
-/// Makes one rank on the processor, with `threads` threads, of a run whose other ranks are other processes. Profiles get the times of
-/// their programs: on rank 0, or on all ranks of a pipeline.
-///
-/// # Errors
-/// No memory, no threads; programs for another number of devices than `ranks`; collectives that do not match.
-pub fn of_process(
-    programs: Vec<StagePrograms>,
-    threads: usize,
-    profiles: Option<Profiles>,
-    communicator: &Arc<dyn Communicator>,
+/// Makes the device of one of `ranks` ranks that share `threads` threads, or as many as there are cores.
+fn device(
+    rank: OpenedRank,
     ranks: u64,
+    threads: Option<usize>,
+    profiles: Option<&Profiles>,
     folder: Option<&Path>,
-) -> Result<Ranks, DeviceError> {
-    if let Some(program) = programs.iter().find(|program| program.ranks() != ranks) {
-        return Err(DeviceError::devices(program.first(), ranks));
+) -> Result<Box<dyn Device + Send>, DeviceError> {
+    let OpenedRank { rank, programs, communicator } = rank;
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let own = (threads.unwrap_or(cores) / ranks as usize).max(1);
+    let measured = profiles.map(|profiles| profiles.for_programs(rank, &programs));
+    let mut cpu = Cpu::with(programs, Some(own), communicator, folder)?;
+    if ranks > 1 && own * ranks as usize >= cores {
+        cpu.exchange_one_by_one();
     }
-    let own = |program: &StagePrograms| program.of_rank(communicator.rank()).clone();
-    let programs: Vec<Arc<Program>> = programs.iter().map(own).collect();
-    programs.iter().try_for_each(|program| meet(program))?;
-    Cpu::has_room(&programs, 1)?;
-    let communicator_of_stage = in_stage(communicator.clone(), &programs);
-    let mut cpu = Cpu::of_rank(programs.clone(), threads, communicator_of_stage, folder)?;
-    let profiles = profiles.map(|profiles| profiles.for_programs(communicator.rank(), &programs));
-    profiles.into_iter().for_each(|profiles| cpu.record(profiles));
-    Ok(Ranks::of_one(Box::new(cpu), Agreement::of(communicator.clone(), ranks)))
-}
-
-/// Returns the communicator of a rank among the ranks of its stage, if its programs are of a pipeline.
-fn in_stage(communicator: Arc<dyn Communicator>, programs: &[Arc<Program>]) -> Arc<dyn Communicator> {
-    let Some(program) = programs.first().filter(|program| program.pipeline.is_some()) else {
-        return communicator;
-    };
-    let devices = program.mesh.devices();
-    let first = communicator.rank() / devices * devices;
-    Arc::new(OfStage::new(communicator, first))
-}
-
-/// Refuses programs, one for each rank, whose collectives do not match.
-fn all_meet(programs: &[&Program]) -> Result<(), DeviceError> {
-    check::check(programs).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
+    measured.into_iter().for_each(|profiles| cpu.record(profiles));
+    Ok(Box::new(cpu))
 }

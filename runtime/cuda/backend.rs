@@ -1,8 +1,9 @@
 //! The GPU backend, as lowering and the rewrites see it.
 
+use super::cudnn;
 use super::lower::{self, kernel_contracts};
 use ir::{DType, Diagnostic, Kernels, Op};
-use program::backend::{Backend, ChainLimits, EpilogueLimits};
+use program::backend::{Backend, ChainLimits, Declined, EpilogueLimits};
 use program::commands::CommandList;
 use program::contraction::ContractionPlan;
 use program::kernel_contract::{KernelContract, Unplaced, WritableStrides};
@@ -78,6 +79,11 @@ impl Backend for CudaBackend {
 
     fn commands(&self, program: &Arc<Program>, microbatches: u64) -> Result<CommandList, Diagnostic> {
         Ok(super::commands::commands(&lower::lower(program.clone())?, microbatches))
+    }
+
+    /// The instructions that do not go to cuDNN, though it is installed.
+    fn declined(&self, program: &Program) -> Vec<Declined> {
+        cudnn::declined(program)
     }
 }
 

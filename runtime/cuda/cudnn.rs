@@ -7,7 +7,8 @@ mod declined;
 pub(crate) mod share;
 mod text;
 
-pub use declined::{Declined, TAKEN, declined};
+pub use declined::TAKEN;
+pub(crate) use declined::declined;
 
 use super::driver::DriverError;
 use ir::{DType, Op};

@@ -29,7 +29,7 @@ mod stamps;
 
 pub use cudnn::AttentionBy;
 pub use matmul::Single;
-pub use options::{Options, without_epilogues};
+pub use options::Options;
 pub use process::gpu_of_process;
 pub use ranks::{enough, gpus};
 

@@ -61,6 +61,23 @@ pub trait Backend: Sync {
     /// # Errors
     /// An operator without a kernel.
     fn commands(&self, program: &Arc<Program>, microbatches: u64) -> Result<CommandList, Diagnostic>;
+
+    /// Returns the instructions that a library of the device's vendor could run and does not: one entry for each kind and reason. A backend
+    /// without such a library has none.
+    fn declined(&self, _program: &Program) -> Vec<Declined> {
+        vec![]
+    }
+}
+
+/// Instructions of one kind that a library does not run, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declined {
+    /// The kind: `attention`, `gradient of attention` or `convolution`.
+    pub kind: &'static str,
+    /// The reason.
+    pub reason: String,
+    /// The number of these instructions in one run of each section.
+    pub count: usize,
 }
 
 /// A kind of device that programs are lowered for, by its backend.

@@ -3,11 +3,12 @@
 
 pub mod work;
 
+use crate::{Instruction, Kernel, Region, View};
 use ir::ops::collective::Collective;
-use ir::{AxisId, Mesh};
+use ir::{AxisId, Mesh, Op};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use work::Work;
+use work::{Work, bytes, largest_sizes};
 
 /// The commands of a step, as a device is given them.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +64,22 @@ pub enum CommandClass {
 }
 
 impl Command {
+    /// Returns an instruction as one command of the main queue, on a device whose memory is that of the host. `adds` tells whether results
+    /// are added to their old contents.
+    pub fn of(instruction: &Instruction, mesh: &Mesh, adds: bool) -> Self {
+        let is_chain = matches!(instruction.kernel, Kernel::Elementwise(_));
+        Self {
+            class: CommandClass::of(instruction, mesh),
+            kind: if is_chain { "elementwise".into() } else { instruction.name() },
+            sizes: largest_sizes(instruction),
+            origin: instruction.origin.clone(),
+            queue: Queue::Main,
+            waits: SmallVec::new(),
+            layers: 1,
+            work: Work::of(instruction, adds),
+        }
+    }
+
     /// Returns the exchange with other devices, if the command is a collective.
     pub fn exchange(&self) -> Option<&Exchange> {
         match &self.class {
@@ -77,6 +94,30 @@ impl Command {
     pub fn is_computed(&self) -> bool {
         matches!(self.class, CommandClass::Kernel | CommandClass::Multiplication | CommandClass::Library)
     }
+}
+
+impl CommandClass {
+    /// Returns the class of an instruction on a device whose memory is that of the host.
+    fn of(instruction: &Instruction, mesh: &Mesh) -> Self {
+        match &instruction.kernel {
+            Kernel::Contract(_) | Kernel::Op(Op::Contract(_)) => Self::Multiplication,
+            Kernel::Collective(exchange) => Self::Collective(Exchange::of(exchange, instruction, mesh)),
+            Kernel::Op(Op::Copy(_)) if is_with_file(instruction) => {
+                Self::Disk(bytes(&instruction.results[0]))
+            }
+            Kernel::Op(_) | Kernel::Elementwise(_) | Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => {
+                Self::Kernel
+            }
+            // Messages between threads are copies.
+            Kernel::Message(_) => Self::Kernel,
+        }
+    }
+}
+
+/// Returns whether an instruction reads or writes a file.
+fn is_with_file(instruction: &Instruction) -> bool {
+    let mut touched = instruction.operands.iter().chain(&instruction.results);
+    touched.any(|view| view.region == Region::Disk)
 }
 
 /// A queue of commands, which run in order.
@@ -128,6 +169,14 @@ pub struct Exchange {
 }
 
 impl Exchange {
+    /// Returns the exchange of an instruction.
+    fn of(exchange: &crate::Exchange, instruction: &Instruction, mesh: &Mesh) -> Self {
+        let (kind, devices) = (exchange.collective, mesh.size(&exchange.axes));
+        let of_pair = |(from, to): (&View, &View)| kind.group_bytes(bytes(from), bytes(to), devices);
+        let group_bytes = instruction.operands.iter().zip(&instruction.results).map(of_pair).sum();
+        Self { kind, axes: exchange.axes.clone(), group_bytes }
+    }
+
     /// Returns the bytes that each device sends in a ring algorithm.
     pub fn sent(&self, mesh: &Mesh) -> u64 {
         self.kind.bytes_sent(self.group_bytes, mesh.size(&self.axes))

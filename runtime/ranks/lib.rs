@@ -2,22 +2,24 @@
 //! on its parts of the tensors. Backends open them.
 //!
 //! [`Ranks::run`] gives every rank a thread, which the rank keeps until its work is done. A rank that fails ends all, and its
-//! error is reported, not the errors of those that ended with it. `whole` runs steps with whole tensors for those who compare
+//! error is reported, not the errors of those that ended with it. `platform` has the interface of backends to their callers. `whole` runs steps with whole tensors for those who compare
 //! programs.
 
 mod fate;
 mod parts;
+pub mod platform;
 mod whole;
 
 use comm::agreement::Agreement;
 use comm::local::Local;
 use comm::record::FlightRecord;
 use comm::watchdog::Watchdog;
-use comm::{CommError, Communicator, check};
+use comm::{CommError, Communicator};
 pub use fate::Abort;
 pub use fate::RankError;
 use fate::{Fate, first_error, one, panicked};
 pub use parts::Parts;
+pub use platform::{Opening, Platform, RankProcess, meet};
 use program::Program;
 use program::calls::CallClock;
 use program::device::{Device, DeviceError, ProgramId};
@@ -209,11 +211,6 @@ impl Ranks {
         let task = |rank: usize| local.records().get(rank).and_then(FlightRecord::task);
         first_error(results, absent.or_else(|| local.ended()), task)
     }
-}
-
-/// Refuses a program that all ranks run if its collectives do not match.
-pub fn meet(program: &Program) -> Result<(), DeviceError> {
-    check::check_along(&[program], &[]).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))
 }
 
 impl<'d> Rank<'d> {

@@ -119,7 +119,7 @@ impl Compile {
         let flight = self.settings.out.folder(&self.model).join(FLIGHT);
         let joined = Processes::join(
             Launched::of_process()?,
-            self.settings.device.target(),
+            self.settings.device.device.target(),
             self.settings.compile.parallel.timeout,
             &flight,
         );

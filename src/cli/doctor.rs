@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use clap::Args;
 use cuda::check::part::{CheckPart, CheckedDevice};
 use cuda::check::process::Processes;
+use cuda::found;
 use cuda::gpu::{copies, links};
 use cuda::libraries::{Folders, Library};
 use cuda::probe::{self, DeviceFacts, Probe, probe};
@@ -20,7 +21,6 @@ use self::check::Check;
 use self::facts::Facts;
 use super::report::{self, Outcome, tell};
 use crate::failure::Failure;
-use crate::hardware;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -104,7 +104,7 @@ impl Doctor {
         let found = probe.driver.as_ref().map_or(&[][..], |driver| &driver.devices);
         // An old GPU is refused before libraries are asked for, which would not help it. If there is no GPU, `usable` tells why.
         let gpus = if found.is_empty() { vec![] } else { chosen(&self.gpu, found)? };
-        let driver = hardware::usable("--check", probe, folders)?;
+        let driver = found::usable("--check", probe, folders)?;
         let cudnn =
             probe.libraries.iter().any(|(library, opened)| *library == Library::Cudnn && opened.is_ok());
         let check = |gpu: usize| {

@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::inspection::MeasuredPipeline;
 use crate::output::{Folder, PROFILE};
 use crate::processes::Processes;
+use crate::targets;
 use crate::training::{self, Programs, RunJob};
 use program::Target;
 use program::device::ProgramId;
@@ -127,7 +128,7 @@ pub(super) fn write(
     threads: Option<usize>,
     folder: &Folder,
 ) -> Result<(), Failure> {
-    let peak = target.is_host().then(|| cpu::rates::peak_gflops(threads));
+    let peak = targets::backend(target).peak_gflops(threads);
     for JobProfile { first_step, timeline, shares, pipeline } in jobs {
         if jobs.len() > 1 {
             tell!("the steps after step {first_step}:");

@@ -161,7 +161,7 @@ impl Verify {
         let step = forward.step(&job, &mut keep).map_err(|stopped| stopped.failure)?;
         let mut short = job.short_evaluation.map(|samples| (samples, step.evaluation_of(&job, samples)));
         let Step { source, plan, mut compilation, fit, .. } = step;
-        if self.target.is_some() && self.mode.kind().is_none() {
+        if self.target.is_some() && self.mode.target().is_none() {
             compilation.rewrite(&manager, job.on.target, &mut keep)?;
             if let Some((_, Ok(short))) = &mut short {
                 short.compilation.rewrite(&Manager::default(), job.on.target, |_, _, _| {})?;
@@ -348,7 +348,7 @@ impl Verify {
     fn job(&self) -> Result<Job, Failure> {
         let device = self.target.as_ref().map(TargetDevice::device).transpose()?;
         let on = On::described(device.unwrap_or_else(|| Preset::Cpu.device()));
-        if self.target.is_some() && self.mode.kind().is_some_and(|kind| kind != on.device.kind) {
+        if self.target.is_some() && self.mode.target().is_some_and(|target| target != on.target) {
             let message =
                 format!("--mode {} does not run the kernels of {}", self.mode.name(), on.device.name);
             let note = "without --mode, the interpreter runs the program as the kernels of --target take it";

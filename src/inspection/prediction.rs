@@ -12,13 +12,13 @@ use crate::lowering::Lowering;
 use crate::targets;
 use crate::training;
 use bytes::Bytes;
-use cuda::cudnn::{Declined, declined};
 use ir::machine::{DeviceKind, Machine, Unit};
 use ir::ops::collective::Collective;
 use ir::{AxisId, Blob, DType, Mesh, Module, Op, Operator, Phase};
 use passes::Manager;
 use program::MemoryByClass;
 use program::Multiprocessors;
+use program::backend::Declined;
 use program::commands::CommandClass;
 use program::simulator::{ExchangeTime, SimulatedCommand, SimulatedPart, SimulatedStep};
 use program::{Part, Program, UpdateTime};
@@ -224,10 +224,7 @@ impl PredictionFacts {
         let all = || parts().flat_map(|(part, name)| commands(step, part, name));
         let in_turn: f64 = all().map(|(_, runs, one)| one.alone * runs as f64).sum();
         let rented = machine.rented(module.mesh.devices()) as f64;
-        let not_by_cudnn = match device.kind {
-            DeviceKind::Cpu => vec![],
-            DeviceKind::Gpu => declined(program),
-        };
+        let not_by_cudnn = targets::of(device.kind).declined(program);
         Self {
             device: device.name.clone(),
             kind: device.kind,

@@ -5,7 +5,6 @@ use crate::compiler::ShortEvaluation;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
 use crate::targets;
-use cuda::gpu::without_epilogues;
 use ir::machine::Device;
 use ir::{Module, Phase, Scalar, ScalarPart, StepOutput};
 use passes::keep::Keep;
@@ -25,6 +24,9 @@ const TRAINING_OUTPUTS: [StepOutput; 4] = [
 /// The outputs that the loop reads if the loss is scaled.
 const SCALING_OUTPUTS: [StepOutput; 3] =
     [StepOutput::Skipped, StepOutput::LossScale, StepOutput::ScaleExhausted];
+
+/// The environment variable that turns epilogues off if it is 0, to tell a wrong epilogue from a wrong kernel.
+const EPILOGUES: &str = "TRAINYARD_EPILOGUES";
 
 /// The programs of a run. They share their states.
 #[derive(Clone, Debug)]
@@ -155,7 +157,7 @@ pub fn numbered(jobs: &[RunJob]) -> impl Iterator<Item = (ProgramId, &RunJob)> {
 
 /// The options for the lowering of a run's programs for a kind of device.
 fn lower_options(target: Target, multiprocessors: Multiprocessors) -> LowerOptions<'static> {
-    let without_epilogues = without_epilogues();
+    let without_epilogues = std::env::var_os(EPILOGUES).is_some_and(|value| value == "0");
     LowerOptions { multiprocessors, without_epilogues, ..LowerOptions::of(target) }
 }
 

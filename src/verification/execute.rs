@@ -13,11 +13,10 @@ use passes::precision::SCALE;
 use program::Target;
 use program::device::DeviceError;
 use program::lower::LowerOptions;
-use program::{Microbatches, Program, StagePrograms, UpdateTime};
+use program::{Microbatches, StagePrograms, UpdateTime};
 use ranks::Ranks;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Tensor>;
@@ -98,31 +97,29 @@ impl<'m> Machine<'m> {
         update: UpdateTime,
         start: &Tensors,
     ) -> Result<Self, Failure> {
-        match mode.kind() {
-            None => {
+        match mode {
+            Mode::Exact | Mode::Typed => {
                 memory::check_step(module, microbatches, REMEDY)?;
                 let mode = if mode == Mode::Exact { interp::Mode::Exact } else { interp::Mode::Typed };
                 Ok(Self { module, runs_on: RunsOn::Interpreter(mode, initial(module, start)?) })
             }
             // Each of several devices is a rank with a thread of its own.
-            Some(kind) => {
-                let target = targets::of(kind);
-                let rehearse = |program| targets::rehearse(target, program);
+            Mode::On(target) => {
+                let rehearse = |programs| targets::backend(target).rehearse(programs);
                 Self::on_ranks(module, options(target, microbatches, update), start, rehearse)
             }
         }
     }
 
-    /// A program on ranks that are made for it, lowered for their kind of device: so a test looks at, or changes, the program.
+    /// A program on ranks that are made for it, lowered for their target, which may be that of any backend.
     /// Errors: as of [`Machine::new`].
     pub fn on(
         module: &'m Module,
         target: Target,
         microbatches: usize,
         start: &Tensors,
-        make: impl FnOnce(Arc<Program>) -> Result<Ranks, DeviceError>,
+        make: impl FnOnce(StagePrograms) -> Result<Ranks, DeviceError>,
     ) -> Result<Self, Failure> {
-        let make = |programs: StagePrograms| make(programs.first().clone());
         Self::on_ranks(module, options(target, microbatches, UpdateTime::Late), start, make)
     }
 

@@ -1,29 +1,29 @@
 //! How a program is run to be compared with the reference: the values of `--mode`.
 
+use crate::targets::{self, BACKENDS};
 use clap::ValueEnum;
-use ir::machine::DeviceKind;
+use clap::builder::PossibleValue;
+use program::Target;
+use std::sync::LazyLock;
 
 /// How `verify` runs the transformed program.
-#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The interpreter in f64
+    /// The interpreter in f64.
     #[default]
     Exact,
-    /// The interpreter, with each value rounded to its type
+    /// The interpreter, with each value rounded to its type.
     Typed,
-    /// The CPU backend
-    Cpu,
-    /// The GPU's program, run on the processor: it is slow, and needs a C++ compiler (CXX, or c++)
-    Cuda,
+    /// The program for a target, on ranks that the target's backend opens on the processor.
+    On(Target),
 }
 
 impl Mode {
-    /// The kind of device whose kernels run the program; `None` for the interpreter.
-    pub fn kind(self) -> Option<DeviceKind> {
+    /// The target whose kernels run the program; `None` for the interpreter.
+    pub fn target(self) -> Option<Target> {
         match self {
             Self::Exact | Self::Typed => None,
-            Self::Cpu => Some(DeviceKind::Cpu),
-            Self::Cuda => Some(DeviceKind::Gpu),
+            Self::On(target) => Some(target),
         }
     }
 
@@ -32,8 +32,26 @@ impl Mode {
         match self {
             Self::Exact => "exact",
             Self::Typed => "typed",
-            Self::Cpu => "cpu",
-            Self::Cuda => "cuda",
+            Self::On(target) => target.name(),
         }
+    }
+}
+
+impl ValueEnum for Mode {
+    fn value_variants<'a>() -> &'a [Self] {
+        static ALL: LazyLock<Vec<Mode>> = LazyLock::new(|| {
+            let backends = BACKENDS.iter().map(|backend| Mode::On(backend.target()));
+            [Mode::Exact, Mode::Typed].into_iter().chain(backends).collect()
+        });
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let help = match self {
+            Self::Exact => "The interpreter in f64",
+            Self::Typed => "The interpreter, with each value rounded to its type",
+            Self::On(target) => targets::backend(*target).rehearsal_help(),
+        };
+        Some(PossibleValue::new(self.name()).help(help))
     }
 }

@@ -13,11 +13,12 @@ use trainyard::verification::execute::{Machine, Tensors};
 
 /// A machine for a program in a mode. On the stand-in of one GPU, each command is checked against the memory that it declares.
 pub fn machine<'m>(module: &'m Module, mode: Mode, microbatches: usize, start: &Tensors) -> Machine<'m> {
-    if mode != Mode::Cuda || module.ranks() > 1 {
+    if mode != Mode::On(cuda::TARGET) || module.ranks() > 1 {
         return done(Machine::new(module, mode, microbatches, start));
     }
-    done(Machine::on(module, cuda::TARGET, microbatches, start, |program| {
-        Ok(Ranks::alone(Box::new(Cuda::new(Host::new(Order::default()).checked(), vec![program])?)))
+    done(Machine::on(module, cuda::TARGET, microbatches, start, |programs| {
+        let programs = vec![programs.first().clone()];
+        Ok(Ranks::alone(Box::new(Cuda::new(Host::new(Order::default()).checked(), programs)?)))
     }))
 }
 

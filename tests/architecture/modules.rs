@@ -319,12 +319,48 @@ fn only_the_compiler_calls_the_steps_of_the_recipe() {
     assert!(!cooks(&moved.collect::<Vec<_>>()).is_empty(), "no step of the recipe was found");
 }
 
+/// The packages of backends.
+const BACKENDS: [&str; 2] = ["cpu", "cuda"];
+
+/// The modules of the driver that name the package of a backend: those that show or check GPUs of NVIDIA.
+const NAMING_BACKENDS: [&str; 7] = [
+    "cli/compile/kernels",
+    "cli/doctor",
+    "cli/doctor/check",
+    "cli/doctor/description",
+    "cli/doctor/facts",
+    "cli/doctor/part",
+    "plan/listing/commands",
+];
+
+/// The modules that name the package of a backend in a path, sorted.
+fn naming_backends(modules: &[(PathBuf, Vec<String>)]) -> Vec<String> {
+    let names = |tokens: &[String]| {
+        let is_word = |token: &String| token != "use" && token.chars().all(char::is_alphanumeric);
+        let is_head = |at: usize| at < 3 || !is_path_at(tokens, at - 2) || !is_word(&tokens[at - 3]);
+        let is_named = |at: usize| BACKENDS.contains(&tokens[at].as_str()) && is_path_at(tokens, at + 1);
+        (0..tokens.len()).any(|at| is_named(at) && is_head(at))
+    };
+    let naming = modules.iter().filter(|(_, tokens)| names(tokens));
+    let mut naming: Vec<String> = naming.map(|(module, _)| module.display().to_string()).collect();
+    naming.sort();
+    naming
+}
+
 #[test]
-fn only_the_list_of_targets_names_the_targets_of_backends() {
-    let modules = modules(&files_of("src"));
-    let names = |(_, tokens): &&(PathBuf, Vec<String>)| tokens.iter().any(|token| token == "TARGET");
-    let naming: Vec<_> = modules.iter().filter(names).map(|(module, _)| module.as_path()).collect();
-    assert_eq!(naming, [Path::new("targets")]);
+fn a_backend_is_named_in_the_list_of_backends_and_where_its_hardware_is_shown() {
+    let naming = naming_backends(&modules(&files_of("src")));
+    let listed = NAMING_BACKENDS.into_iter().chain(["targets"]);
+    assert_eq!(naming, listed.collect::<Vec<_>>());
+    // The packages between the backends and the driver do not depend on them: `ARROWS`.
+}
+
+#[test]
+fn a_module_that_names_a_backend_would_be_seen() {
+    let of = |text: &str| naming_backends(&[(PathBuf::from("training"), tokens(text))]);
+    assert_eq!(of("use cuda::gpu::gpus;"), ["training"]);
+    assert_eq!(of("fn f() { g(::cpu::TARGET) }"), ["training"]);
+    assert_eq!(of("use crate::cpu::f; mod cuda; // cuda::gpu\nfn g(cpu: u8) {}"), [""; 0]);
 }
 
 #[test]

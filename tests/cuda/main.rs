@@ -26,9 +26,9 @@ use trainyard::verification::inputs;
 
 /// Checks each of the 20 losses of both optimizers, within the bounds of the CPU backend.
 fn check(fixture: &Fixture) {
-    for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::Cuda) {
+    for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::On(cuda::TARGET)) {
         let subject = fixture.subject(fixture.batch, optimizer);
-        check_losses(fixture, &subject, Mode::Cuda, &format!("losses_{name}_f32"), bounds);
+        check_losses(fixture, &subject, Mode::On(cuda::TARGET), &format!("losses_{name}_f32"), bounds);
     }
 }
 
@@ -77,39 +77,39 @@ fn t5_trains_as_in_pytorch() {
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn gpt2_in_half_is_what_the_interpreter_rounds() {
-    check_half(&models::GPT2_DYNAMO, Mode::Cuda);
+    check_half(&models::GPT2_DYNAMO, Mode::On(cuda::TARGET));
 }
 
 #[test]
 #[ignore = "night: half"]
 fn llama_in_half_is_what_the_interpreter_rounds() {
-    check_half(&models::LLAMA_DYNAMO, Mode::Cuda);
+    check_half(&models::LLAMA_DYNAMO, Mode::On(cuda::TARGET));
 }
 
 #[test]
 #[ignore = "night: half"]
 fn bert_in_half_is_what_the_interpreter_rounds() {
-    check_half(&models::BERT_DYNAMO, Mode::Cuda);
+    check_half(&models::BERT_DYNAMO, Mode::On(cuda::TARGET));
 }
 
 #[test]
 #[ignore = "night: half"]
 fn mixtral_in_half_is_what_the_interpreter_rounds() {
-    check_half(&models::MIXTRAL_DYNAMO, Mode::Cuda);
+    check_half(&models::MIXTRAL_DYNAMO, Mode::On(cuda::TARGET));
 }
 
 #[test]
 #[ignore = "night: half"]
 fn t5_in_half_is_what_the_interpreter_rounds() {
-    check_half(&models::T5_DYNAMIC, Mode::Cuda);
+    check_half(&models::T5_DYNAMIC, Mode::On(cuda::TARGET));
 }
 
 /// The model has few parameters, too few to compare their gradients one by one.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn the_mlps_loss_in_half_is_what_the_interpreter_rounds() {
-    check_half_loss(&models::MLP_DYNAMO, Mode::Cuda, DType::BF16);
-    check_half_loss(&models::MLP_DYNAMO, Mode::Cuda, DType::F16);
+    check_half_loss(&models::MLP_DYNAMO, Mode::On(cuda::TARGET), DType::BF16);
+    check_half_loss(&models::MLP_DYNAMO, Mode::On(cuda::TARGET), DType::F16);
 }
 
 /// The errors of bf16 cancel out over many microbatches. An f32 sum of a convolution that lies just beside a tie may be rounded the other
@@ -118,8 +118,8 @@ fn the_mlps_loss_in_half_is_what_the_interpreter_rounds() {
 #[test]
 #[ignore = "night: half"]
 fn resnets_loss_in_half_is_what_the_interpreter_rounds() {
-    check_half_mean_loss(&models::RESNET_TRAINMODE, Mode::Cuda, DType::BF16, 64);
-    check_half_loss(&models::RESNET_TRAINMODE, Mode::Cuda, DType::F16);
+    check_half_mean_loss(&models::RESNET_TRAINMODE, Mode::On(cuda::TARGET), DType::BF16, 64);
+    check_half_loss(&models::RESNET_TRAINMODE, Mode::On(cuda::TARGET), DType::F16);
 }
 
 /// Compares the losses of some steps with the CPU backend's, within the bounds of the other models. Memory accesses are not checked,
@@ -133,7 +133,7 @@ fn check_bench(bench: &Bench, steps: usize) {
         let mut step = |_| models::done(machine.step(&microbatches)).loss().expect("a step has a loss");
         (0..steps).map(&mut step).collect::<Vec<f64>>()
     };
-    let [expected, given] = [Mode::Cpu, Mode::Cuda].map(losses);
+    let [expected, given] = [Mode::On(cpu::TARGET), Mode::On(cuda::TARGET)].map(losses);
     let [bound, _] = models::GPT2_DYNAMO.bounds.adamw;
     let apart: Vec<f64> =
         expected.iter().zip(&given).map(|(expected, given)| (expected - given).abs()).collect();

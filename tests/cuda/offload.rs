@@ -249,14 +249,15 @@ fn kernels_touch_the_device_alone() {
 #[ignore = "needs a C++ compiler"]
 fn states_of_each_rank_rest_in_a_file_of_its_own() {
     let model = &models::GPT2_DYNAMO;
-    let (_, optimizer, bounds) = optimizers(&model.bounds, Mode::Cuda).into_iter().next().expect("two");
+    let (_, optimizer, bounds) =
+        optimizers(&model.bounds, Mode::On(cuda::TARGET)).into_iter().next().expect("two");
     let check = |plan: CompilationPlan, rows| {
         let plan = CompilationPlan { optimizer: optimizer.clone(), ..plan };
         let subject = model.compiled(rows, plan);
         let states = subject.compilation.training.states.values();
         let tiers: BTreeSet<Tier> = states.map(|state| state.tier).collect();
         assert_eq!(tiers.len(), 3, "{tiers:?}");
-        check_losses(model, &subject, Mode::Cuda, "losses_adamw_f32", bounds);
+        check_losses(model, &subject, Mode::On(cuda::TARGET), "losses_adamw_f32", bounds);
     };
     let batch = Batch { global: Some(model.batch), data_ranks: 1 };
     let microbatches = CompilationPlan { offload: in_file(SOME), batch, ..CompilationPlan::default() };
@@ -270,16 +271,17 @@ fn states_of_each_rank_rest_in_a_file_of_its_own() {
 #[ignore = "needs a C++ compiler"]
 fn values_of_each_rank_rest_on_the_host() {
     let (model, key) = (&models::GPT2_DYNAMO, "losses_adamw_f32");
-    let (_, optimizer, bounds) = optimizers(&model.bounds, Mode::Cuda).into_iter().next().expect("two");
+    let (_, optimizer, bounds) =
+        optimizers(&model.bounds, Mode::On(cuda::TARGET)).into_iter().next().expect("two");
     for spmd in ["mesh=dp:2, zero=3", "mesh=dp:2*tp:2, zero=1"] {
         let (optimizer, offload) = (optimizer.clone(), all());
         let plan = CompilationPlan { optimizer, offload, spmd: split(spmd), ..CompilationPlan::default() };
-        check_losses(model, &model.compiled(model.batch, plan), Mode::Cuda, key, bounds);
+        check_losses(model, &model.compiled(model.batch, plan), Mode::On(cuda::TARGET), key, bounds);
     }
     let precision = Precision { compute: DType::BF16, ..Precision::default() };
     let (optimizer, offload) = (optimizer.clone(), all());
     let plan = CompilationPlan { optimizer, offload, precision, ..CompilationPlan::default() };
-    check_losses(model, &model.compiled(model.batch, plan), Mode::Cuda, key, [4e-3; 2]);
+    check_losses(model, &model.compiled(model.batch, plan), Mode::On(cuda::TARGET), key, [4e-3; 2]);
 }
 
 /// Microbatches of a pipeline keep their activations on the host, each in its own slot. Clipping and fp16 read gradients there, and rows of

@@ -90,8 +90,8 @@ fn without_a_side_stream_all_products_run_on_the_main_stream_and_losses_are_the_
     let inputs = done(against::microbatches(module, &numbers, done(against::label_name(module)).as_deref()));
     let losses_by = |lowered: &dyn Fn(Arc<Program>) -> CudaProgram| -> (usize, Vec<f64>) {
         let mut aside = 0;
-        let mut machine = done(Machine::on(module, cuda::TARGET, inputs.len(), &subject.start, |program| {
-            let cuda = lowered(program);
+        let mut machine = done(Machine::on(module, cuda::TARGET, inputs.len(), &subject.start, |programs| {
+            let cuda = lowered(programs.first().clone());
             aside = on_side_stream(&cuda);
             for (part, name) in Part::ALL {
                 assert_eq!(races(cuda.part(part)), [], "{name}");

@@ -6,7 +6,7 @@ use cuda::host::{Host, Order};
 use cuda::lower::{lower, races};
 use cuda::program::{Command, CudaProgram, File, Kernel, Stream, Task};
 use passes::offload::Offload;
-use program::{Instruction, Program, Section, View};
+use program::{Instruction, Program, Section, StagePrograms, View};
 use ranks::Ranks;
 use std::sync::Arc;
 use testing::models::losses::{losses, numbers};
@@ -51,8 +51,8 @@ fn run(
     let numbers = numbers(fixture, &subject, "train");
     let label = done(against::label_name(module));
     let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
-    let make = |program: Arc<Program>| {
-        let cuda = change(Arc::unwrap_or_clone(program));
+    let make = |programs: StagePrograms| {
+        let cuda = change(Program::clone(programs.first()));
         Cuda::with(host, vec![cuda]).map(|cuda| Ranks::alone(Box::new(cuda)))
     };
     let mut machine = done(Machine::on(module, cuda::TARGET, inputs.len(), &subject.start, make));

@@ -13,10 +13,9 @@ use cuda::program::Kernel;
 use ir::DType;
 use ir::samples::Sample;
 use passes::precision::Precision;
-use program::Program;
+use program::StagePrograms;
 use ranks::Ranks;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use testing::models::{self, Fixture, adamw, done};
 use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::execute::Machine;
@@ -30,8 +29,8 @@ fn check(fixture: &Fixture, compute: DType, ptx: &Ptx) {
     let module = &subject.compilation.training;
     let microbatches = done(inputs::draw(module, 5, 1));
     let host = Host::new(Order::default()).checked_by_ptx(ptx.clone());
-    let make = |program: Arc<Program>| {
-        let cuda = done(lower(program));
+    let make = |programs: StagePrograms| {
+        let cuda = done(lower(programs.first().clone()));
         Cuda::with(host, vec![cuda]).map(|cuda| Ranks::alone(Box::new(cuda)))
     };
     let mut machine = done(Machine::on(module, cuda::TARGET, microbatches.len(), &subject.start, make));

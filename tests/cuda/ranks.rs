@@ -11,13 +11,14 @@ use trainyard::verification::Mode;
 
 /// Checks 20 losses on a mesh, such as `dp:2*tp:2`, with further options of the pass.
 fn check(fixture: &Fixture, mesh: &str, more: &str) {
-    let (name, optimizer, bounds) = optimizers(&fixture.bounds, Mode::Cuda).into_iter().next().expect("two");
+    let (name, optimizer, bounds) =
+        optimizers(&fixture.bounds, Mode::On(cuda::TARGET)).into_iter().next().expect("two");
     let spmd = split(&format!("mesh={mesh}{more}"));
     let subject =
         fixture.compiled(fixture.batch, CompilationPlan { optimizer, spmd, ..CompilationPlan::default() });
     let devices = if mesh.contains('*') { 4 } else { 2 };
     assert_eq!(subject.compilation.training.mesh.devices(), devices, "{mesh}");
-    check_losses(fixture, &subject, Mode::Cuda, &format!("losses_{name}_f32"), bounds);
+    check_losses(fixture, &subject, Mode::On(cuda::TARGET), &format!("losses_{name}_f32"), bounds);
 }
 
 #[test]
@@ -54,7 +55,7 @@ fn gpt2_trains_in_bf16_on_one_gpu_and_on_two_that_share_states_or_weights() {
             "optimizers write casts on {}",
             module.mesh
         );
-        check_losses(&models::GPT2_DYNAMO, &subject, Mode::Cuda, "losses_adamw_f32", [4e-3; 2]);
+        check_losses(&models::GPT2_DYNAMO, &subject, Mode::On(cuda::TARGET), "losses_adamw_f32", [4e-3; 2]);
     }
 }
 

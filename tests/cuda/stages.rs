@@ -54,7 +54,7 @@ fn check_training(fixture: &Fixture, schedule: &str) {
     let [Pass::Stage(stage)] = &stages.passes[..] else { panic!("{stages}") };
     for (spmd, data_ranks) in [(Default::default(), 1), (split("mesh=dp:2"), 2)] {
         let (name, optimizer, bounds) =
-            optimizers(&fixture.bounds, Mode::Cuda).into_iter().next().expect("an optimizer");
+            optimizers(&fixture.bounds, Mode::On(cuda::TARGET)).into_iter().next().expect("an optimizer");
         let batch = Batch { global: Some(fixture.batch), data_ranks };
         let plan = CompilationPlan {
             optimizer,
@@ -64,6 +64,6 @@ fn check_training(fixture: &Fixture, schedule: &str) {
             ..CompilationPlan::default()
         };
         let subject = fixture.compiled(fixture.batch / 2 * data_ranks, plan);
-        check_losses(fixture, &subject, Mode::Cuda, &format!("losses_{name}_f32"), bounds);
+        check_losses(fixture, &subject, Mode::On(cuda::TARGET), &format!("losses_{name}_f32"), bounds);
     }
 }

@@ -299,7 +299,7 @@ fn devices_compute_what_the_interpreter_does() {
         let subject = subject(&models::GPT2_DYNAMO, 2, Some(method), descent(RATE));
         let names = parameters(&subject.compilation.training);
         let expected = steps(&subject, Mode::Typed, 3);
-        let error = largest_error(&names, &steps(&subject, Mode::Cpu, 3), &expected);
+        let error = largest_error(&names, &steps(&subject, Mode::On(cpu::TARGET), 3), &expected);
         println!("{method}: {error:e}");
         // Two programs may round a bf16 number to different sides.
         assert!(error < if method == "bf16" { 2e-2 } else { 1e-3 }, "{method}: {error:e}");

@@ -73,7 +73,7 @@ fn check(schedule: &str, ranks: u32, microbatches: u32, delay: impl Fn(u32) -> u
     let trained = module.states.values().filter(|state| state.role == Role::Parameter);
     let delays = trained.map(|state| (state.name.clone(), delay(state.stage))).collect();
     let expected = by_hand(&plain, &delays, microbatches.into());
-    for (mode, tolerance) in [(Mode::Exact, 1e-9), (Mode::Cpu, 1e-4)] {
+    for (mode, tolerance) in [(Mode::Exact, 1e-9), (Mode::On(cpu::TARGET), 1e-4)] {
         let mut machine = done(Machine::new(module, mode, microbatches as usize, &delayed.start));
         let mut states = Tensors::new();
         for step in 0..STEPS {

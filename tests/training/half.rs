@@ -8,17 +8,17 @@ use trainyard::verification::Mode;
 
 #[test]
 fn gpt2_in_half_is_what_the_interpreter_rounds() {
-    check_half(&GPT2_DYNAMO, Mode::Cpu);
+    check_half(&GPT2_DYNAMO, Mode::On(cpu::TARGET));
 }
 
 #[test]
 fn llama_in_half_is_what_the_interpreter_rounds() {
-    check_half(&LLAMA_DYNAMO, Mode::Cpu);
+    check_half(&LLAMA_DYNAMO, Mode::On(cpu::TARGET));
 }
 
 #[test]
 fn bert_in_half_is_what_the_interpreter_rounds() {
-    check_half(&BERT_DYNAMO, Mode::Cpu);
+    check_half(&BERT_DYNAMO, Mode::On(cpu::TARGET));
 }
 
 /// The README's model and text, with a learning rate at which rounding does not lead to another result.

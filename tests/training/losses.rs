@@ -205,7 +205,7 @@ fn check(fixture: &Fixture, classes: bool) {
 
 fn check_step(fixture: &Fixture, subject: &Subject, microbatches: u64) {
     let numbers = numbers(fixture, subject, "train");
-    for mode in [Mode::Exact, Mode::Cpu] {
+    for mode in [Mode::Exact, Mode::On(cpu::TARGET)] {
         let outcome = done(against::run(subject, &numbers, mode));
         assert_eq!(outcome.microbatches.len() as u64, microbatches);
         let bound = if mode == Mode::Exact { fixture.bounds.gradients } else { fixture.bounds.gradients_cpu };
@@ -220,6 +220,6 @@ fn check_step(fixture: &Fixture, subject: &Subject, microbatches: u64) {
         // An f32 number has seven digits.
         let key = format!("losses_{name}_f32");
         let largest = losses(fixture, &key).into_iter().fold(1.0, f64::max);
-        check_losses(fixture, subject, Mode::Cpu, &key, [1e-6 * largest; 2]);
+        check_losses(fixture, subject, Mode::On(cpu::TARGET), &key, [1e-6 * largest; 2]);
     }
 }

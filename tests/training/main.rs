@@ -1,6 +1,7 @@
-//! The models of `testdata`, compiled and trained: compared with PyTorch, in half precision, in microbatches and on ranks; and their
-//! memory, collectives and launches.
+//! The models of `testdata`, compiled and trained: compared with PyTorch, in half precision, in microbatches, on ranks and by a third
+//! backend; and their memory, collectives and launches.
 
+mod backends;
 mod bytes_per_rank;
 mod collective_counts;
 mod compressed_gradients;

@@ -184,7 +184,7 @@ fn each_step_of_resnet_has_pytorchs_loss() {
     let mut exact = done(Machine::new(module, Mode::Exact, 1, &subject.start));
     let mut states = subject.start.clone();
     for (step, expected) in losses(fixture, "losses_sgd_momentum_f64").into_iter().enumerate() {
-        let mut cpu = done(Machine::new(module, Mode::Cpu, 1, &states));
+        let mut cpu = done(Machine::new(module, Mode::On(cpu::TARGET), 1, &states));
         let loss = done(cpu.step(&inputs)).loss().expect("a step has a loss");
         assert!((loss - expected).abs() <= 1e-6, "loss {step} is {expected}, ours {loss}");
         states = done(exact.step(&inputs)).states;
@@ -263,7 +263,7 @@ fn check_in_stages(fixture: &Fixture, mesh: &str) {
     let stages: Pipeline = "stage(ranks=2, schedule=1f1b)".parse().expect("a pass");
     let [Pass::Stage(stage)] = &stages.passes[..] else { panic!("{stages}") };
     for (mesh, data_ranks) in [("", 1), (mesh, 2)] {
-        for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::Cpu) {
+        for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::On(cpu::TARGET)) {
             let plan = CompilationPlan {
                 optimizer,
                 stage: Some(stage.clone()),
@@ -275,7 +275,7 @@ fn check_in_stages(fixture: &Fixture, mesh: &str) {
             let module = &subject.compilation.training;
             let pipeline = module.pipeline.as_ref().expect("it has stages");
             assert_eq!((module.ranks(), pipeline.ranks()), (2 * data_ranks, 2));
-            check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), bounds);
+            check_losses(fixture, &subject, Mode::On(cpu::TARGET), &format!("losses_{name}_f32"), bounds);
         }
     }
 }
@@ -287,7 +287,7 @@ fn check_on_ranks(fixture: &Fixture) {
 
 fn check_on_meshes(fixture: &Fixture, meshes: &[&str]) {
     for mesh in meshes {
-        for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::Cpu) {
+        for (name, optimizer, bounds) in optimizers(&fixture.bounds, Mode::On(cpu::TARGET)) {
             let spmd = split(&format!("mesh={mesh}"));
             let of_batch = spmd.mesh.iter().filter(|axis| axis.name != "tp");
             let batch = fixture.batch.max(of_batch.map(|axis| axis.size).product());
@@ -295,7 +295,7 @@ fn check_on_meshes(fixture: &Fixture, meshes: &[&str]) {
             let subject =
                 fixture.compiled(batch, CompilationPlan { optimizer, spmd, ..CompilationPlan::default() });
             assert_eq!(subject.compilation.training.mesh.devices(), devices, "{mesh}");
-            check_losses(fixture, &subject, Mode::Cpu, &format!("losses_{name}_f32"), bounds);
+            check_losses(fixture, &subject, Mode::On(cpu::TARGET), &format!("losses_{name}_f32"), bounds);
         }
     }
 }
@@ -316,7 +316,7 @@ fn check_in_microbatches(fixture: &Fixture) {
 }
 
 fn check_training(fixture: &Fixture) {
-    for (mode, dtype) in [(Mode::Exact, "f64"), (Mode::Cpu, "f32")] {
+    for (mode, dtype) in [(Mode::Exact, "f64"), (Mode::On(cpu::TARGET), "f32")] {
         for (name, optimizer, bounds) in optimizers(&fixture.bounds, mode) {
             let subject = fixture.subject(fixture.batch, optimizer);
             check_losses(fixture, &subject, mode, &format!("losses_{name}_{dtype}"), bounds);
@@ -329,7 +329,8 @@ fn check_training(fixture: &Fixture) {
 fn check_parameters_and_gradients(fixture: &Fixture, subject: &Subject) {
     let numbers = numbers(fixture, subject, "train");
     assert_eq!(numbers.parameters.len(), fixture.parameters, "parameters of PyTorch's");
-    for (mode, bound) in [(Mode::Exact, fixture.bounds.gradients), (Mode::Cpu, fixture.bounds.gradients_cpu)]
+    for (mode, bound) in
+        [(Mode::Exact, fixture.bounds.gradients), (Mode::On(cpu::TARGET), fixture.bounds.gradients_cpu)]
     {
         let outcome = done(against::run(subject, &numbers, mode));
         // The exporter ran the model, which changed its running statistics.
@@ -359,7 +360,8 @@ fn check_folded_tables(fixture: &Fixture, subject: &Subject) {
     let tables: Vec<&String> =
         numbers.parameters.keys().filter(|name| name.contains("relative_attention_bias")).collect();
     let [of_decoder, of_encoder] = tables[..] else { panic!("{tables:?}") };
-    for (mode, bound) in [(Mode::Exact, fixture.bounds.gradients), (Mode::Cpu, fixture.bounds.gradients_cpu)]
+    for (mode, bound) in
+        [(Mode::Exact, fixture.bounds.gradients), (Mode::On(cpu::TARGET), fixture.bounds.gradients_cpu)]
     {
         let outcome = done(against::run(subject, &numbers, mode));
         let untrained: Vec<&String> = outcome.untrained.iter().map(|tensor| &tensor.there).collect();
@@ -403,7 +405,7 @@ fn check_outputs(fixture: &Fixture, subject: &Subject) {
         return;
     }
     let numbers = numbers(fixture, subject, "io");
-    for mode in [Mode::Exact, Mode::Cpu] {
+    for mode in [Mode::Exact, Mode::On(cpu::TARGET)] {
         let outcome = done(against::run(subject, &numbers, mode));
         let [logits] = outcome.differences.as_slice() else { panic!("{:?}", outcome.differences) };
         assert!(

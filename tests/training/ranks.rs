@@ -107,7 +107,7 @@ fn check_with(
         let what = format!("{} {configuration:?}", fixture.file);
         let cut = subjects.iter().find(|(count, _)| *count == configuration.microbatches);
         let (_, subject) = cut.expect("in one or in three");
-        let ranks = run(subject, &split(subject, configuration), Mode::Cpu);
+        let ranks = run(subject, &split(subject, configuration), Mode::On(cpu::TARGET));
         let mut outputs = 0.0f64;
         for (step, (given, expected)) in ranks.outputs.iter().zip(&whole.outputs).enumerate() {
             let loss = (given["loss"].item() - expected["loss"].item()).abs();
@@ -122,7 +122,7 @@ fn check_with(
 
 /// Returns the largest error of some tensors, which must be within the tolerance. Tensors of one kind, such as `adam.m(…)`, have a common
 /// floor. Tensors below it are zero but for rounding, as the gradient of a key's bias is.
-fn worst(what: &str, tolerance: f64, given: &Tensors, expected: &Tensors) -> f64 {
+pub(super) fn worst(what: &str, tolerance: f64, given: &Tensors, expected: &Tensors) -> f64 {
     assert!(given.keys().eq(expected.keys()) && given.len() > 6, "{what}: other names");
     let kind = |name: &str| match name.split_once('(') {
         Some((slot, _)) => slot.to_owned(),
@@ -167,7 +167,7 @@ fn check_stages(fixture: &Fixture, dp: u64, tp: u64, microbatches: u64, clip: Op
     let subject = fixture.subject(GLOBAL / microbatches, Optimizer { clip, ..adamw() });
     let runs = [0, 1, 2, 3].map(|zero| {
         let configuration = Configuration { dp, tp, zero, sequence_parallel: false, microbatches };
-        run(&subject, &split(&subject, configuration), Mode::Cpu)
+        run(&subject, &split(&subject, configuration), Mode::On(cpu::TARGET))
     });
     let same = |a: usize, b: usize| {
         let differ =

@@ -25,8 +25,12 @@ const SAMPLES: u64 = 4;
 
 /// The losses and gradients of each step, and the states after the last one.
 fn run(subject: &Subject, microbatches: usize) -> (Vec<Tensors>, Tensors) {
-    let mut machine =
-        done(Machine::new(&subject.compilation.training, Mode::Cpu, microbatches, &subject.start));
+    let mut machine = done(Machine::new(
+        &subject.compilation.training,
+        Mode::On(cpu::TARGET),
+        microbatches,
+        &subject.start,
+    ));
     let (mut outputs, mut states) = (vec![], Tensors::new());
     for step in 0..STEPS {
         let inputs = done(inputs::draw(&subject.compilation.forward, step, microbatches as u64));

@@ -57,7 +57,8 @@ struct Steps {
 /// Runs steps, and checks that a skipped step changes no state except the scaler's.
 fn run(subject: &Subject, counts: std::ops::Range<usize>) -> Steps {
     let inputs = samples(subject, counts);
-    let mut machine = done(Machine::new(&subject.compilation.training, Mode::Cpu, 1, &subject.start));
+    let mut machine =
+        done(Machine::new(&subject.compilation.training, Mode::On(cpu::TARGET), 1, &subject.start));
     let mut before = subject.start.clone();
     let mut steps = Steps { skipped: vec![], scales: vec![], losses: vec![] };
     for step in 0..STEPS {
@@ -115,7 +116,7 @@ fn the_driver_trains_through_skipped_steps_and_gives_up_where_no_scale_helps() {
     let place = Workplace::with_text(TRAINYARD, 8_000);
     let flags = "--microbatch 4 --mesh dp=2 --zero 1 --save-every 2 --lr 1e-2";
     let train = |place: &Workplace, scaling| {
-        train(place, flags, |plan| plan.precision = fp16(scaling), &|_, device| device)
+        train(&cpu::Processor, place, flags, |plan| plan.precision = fp16(scaling), &|_, device| device)
     };
     done(train(&place, Scaling { interval: 2000, ..TOO_LARGE }));
     let metrics = place.metrics("run");

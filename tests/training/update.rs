@@ -72,7 +72,7 @@ fn both(fixture: &Fixture, plan: &CompilationPlan) -> [Compilation; 2] {
 fn check(fixture: &Fixture, plan: &CompilationPlan) -> [u64; 2] {
     let [late, early] = both(fixture, plan);
     for [steps, microbatches] in [[STEPS, 1], [STEPS / 4, 3]] {
-        let bits = |compilation| run(compilation, Mode::Cpu, [steps, microbatches]);
+        let bits = |compilation| run(compilation, Mode::On(cpu::TARGET), [steps, microbatches]);
         let what = format!("{}, {microbatches} microbatches", fixture.file);
         assert!(bits(&late) == bits(&early), "{what}: other bits with early updates");
     }
@@ -118,11 +118,11 @@ fn early_updates_have_the_same_bits_in_bf16_with_batch_norms_and_with_dropout() 
 fn early_updates_have_the_same_bits_in_the_commands_of_a_gpu() {
     let precision = Precision { compute: ir::DType::BF16, ..Precision::default() };
     let plan = CompilationPlan { precision, ..CompilationPlan::default() };
-    let [late, early] =
-        both(&models::GPT2_DYNAMO, &plan).map(|compilation| run(&compilation, Mode::Cuda, [2, 1]));
+    let [late, early] = both(&models::GPT2_DYNAMO, &plan)
+        .map(|compilation| run(&compilation, Mode::On(cuda::TARGET), [2, 1]));
     assert!(late == early, "other bits with early updates");
-    let [late, early] =
-        both(&models::GPT2_DYNAMO, &plan).map(|compilation| run(&compilation, Mode::Cuda, [2, 2]));
+    let [late, early] = both(&models::GPT2_DYNAMO, &plan)
+        .map(|compilation| run(&compilation, Mode::On(cuda::TARGET), [2, 2]));
     assert!(late == early, "other bits with early updates of two microbatches");
 }
 
@@ -176,7 +176,7 @@ fn count_all_labels(inputs: &mut Tensors) {
 #[test]
 fn one_scalar_for_all_factors_changes_no_bit() {
     let [factored, plain] = [false, true].map(clipped_fp16);
-    let bits = |compilation| run_on(compilation, Mode::Cpu, [STEPS, 1], count_all_labels);
+    let bits = |compilation| run_on(compilation, Mode::On(cpu::TARGET), [STEPS, 1], count_all_labels);
     assert!(bits(&factored) == bits(&plain));
     assert!(peak(&factored) < peak(&plain), "{} and {} bytes", peak(&factored), peak(&plain));
 }

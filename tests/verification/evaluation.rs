@@ -162,7 +162,7 @@ fn errors(planted: &Planted, module: &Module, mode: Mode) -> Result<Vec<Differen
 /// Checks that a fault in the evaluation makes an error in these outputs alone, and that there is no error without the fault.
 #[track_caller]
 fn finds(planted: &Planted, outputs: &[&str], fault: impl Fn(&mut Module)) {
-    for (mode, tolerance) in [(Mode::Exact, 1e-9), (Mode::Cpu, 1e-5)] {
+    for (mode, tolerance) in [(Mode::Exact, 1e-9), (Mode::On(cpu::TARGET), 1e-5)] {
         let wrong = |module: &Module| {
             let errors = errors(planted, module, mode).expect("it runs");
             let wrong = errors.into_iter().filter(|found| found.fails(tolerance));

@@ -305,9 +305,10 @@ fn without_a_fault_no_pass_is_blamed_on_a_mesh() {
         let planted = gpt2(zero, &precision);
         assert!(planted.stages.iter().any(|stage| stage.pass == "spmd"));
         assert_eq!(planted.culprit(&planted.stages, Mode::Exact, 1e-9), None);
-        assert_eq!(planted.culprit(&planted.stages, Mode::Cpu, tolerance), None);
+        assert_eq!(planted.culprit(&planted.stages, Mode::On(cpu::TARGET), tolerance), None);
         // If a mode rounds by more than the tolerance, no pass is to blame.
-        let culprit = planted.culprit(&planted.stages, Mode::Cpu, 1e-9).expect("rounding is found");
+        let culprit =
+            planted.culprit(&planted.stages, Mode::On(cpu::TARGET), 1e-9).expect("rounding is found");
         assert_eq!((culprit.pass, culprit.number), (None, 0));
     }
 }

@@ -139,9 +139,9 @@ fn without_a_fault_no_pass_is_blamed() {
     let planted = Planted::new(&models::GPT2_DYNAMO);
     assert!(planted.differences(&planted.stages, Mode::Exact)[0].error <= 1e-9);
     assert_eq!(planted.culprit(&planted.stages, Mode::Exact, 1e-9), None);
-    assert_eq!(planted.culprit(&planted.stages, Mode::Cpu, 1e-5), None);
+    assert_eq!(planted.culprit(&planted.stages, Mode::On(cpu::TARGET), 1e-5), None);
     // If the mode itself has errors above the tolerance, no pass is to blame.
-    let culprit = planted.culprit(&planted.stages, Mode::Cpu, 1e-9).expect("rounding is found");
+    let culprit = planted.culprit(&planted.stages, Mode::On(cpu::TARGET), 1e-9).expect("rounding is found");
     assert_eq!((culprit.pass, culprit.number), (None, 0));
 }
 

@@ -2,25 +2,15 @@
 
 use super::Graph;
 use ir::Op;
+use program::backend::Declined;
 use program::{Instruction, Kernel, Program, Section};
 use std::collections::BTreeMap;
 
 /// The work that goes to cuDNN where it is installed, in one line for the user.
 pub const TAKEN: &str = "convolutions, and attention in f16 and bf16, causal or without a mask; our kernels run all other attention";
 
-/// Instructions of one kind that do not go to cuDNN for the same reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Declined {
-    /// The kind: `attention`, `gradient of attention` or `convolution`.
-    pub kind: &'static str,
-    /// The reason.
-    pub reason: String,
-    /// The number of these instructions in one run of each section.
-    pub count: usize,
-}
-
 /// Returns the instructions of a program that do not go to cuDNN: one entry for each kind and reason.
-pub fn declined(program: &Program) -> Vec<Declined> {
+pub(crate) fn declined(program: &Program) -> Vec<Declined> {
     let mut counts: BTreeMap<(&'static str, String), usize> = BTreeMap::new();
     let all = Section::ALL.iter().flat_map(|(section, _)| program.section(*section));
     for instruction in all {

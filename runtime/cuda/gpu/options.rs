@@ -28,16 +28,8 @@ const GRAPHS: &str = "TRAINYARD_GRAPHS";
 /// The environment variable that chooses the library that computes attention.
 const ATTENTION: &str = "TRAINYARD_ATTENTION";
 
-/// The environment variable that turns epilogues off, to tell a wrong epilogue from a wrong kernel.
-const EPILOGUES: &str = "TRAINYARD_EPILOGUES";
-
 /// The environment variable that keeps gradients of weights on the main stream, to time a step without the side stream.
 const SIDE_STREAM: &str = "TRAINYARD_SIDE_STREAM";
-
-/// Whether `TRAINYARD_EPILOGUES=0` asks for multiplications without epilogues.
-pub fn without_epilogues() -> bool {
-    env::var_os(EPILOGUES).is_some_and(|value| value == "0")
-}
 
 impl Options {
     /// Returns the defaults, changed by environment variables: `TRAINYARD_SYNC=1` asks for [`Pace::Synchronous`], `TRAINYARD_GRAPHS=0`

@@ -64,7 +64,7 @@ impl Compile {
     /// A model or flags that cannot be compiled; NVRTC is missing or refuses a kernel; kernels that cannot be kept.
     pub(super) fn compile_kernels(&self, gpu: KernelTarget) -> Result<Outcome, Failure> {
         let refused = |error: &dyn std::fmt::Display| Diagnostic::new(format!("--kernels-for: {error}"));
-        if self.settings.device.device == DeviceChoice::Cpu {
+        if self.settings.device.device == DeviceChoice::Of(targets::of(DeviceKind::Cpu)) {
             return Err(refused(&"kernels are compiled for a GPU, and --device cpu asks for the processor; leave --device out").into());
         }
         let nvrtc = Nvrtc::open(&Folders::of_process()).map_err(|error| refused(&error))?;

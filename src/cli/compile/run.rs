@@ -15,6 +15,7 @@ use crate::log::{self, LOGS};
 use crate::output::{FLIGHT, Folder, PROFILE};
 use crate::processes::{Processes, Waiting};
 use crate::signals;
+use crate::targets;
 use crate::training::{self, Programs, Setup, Start};
 use anyhow::Context;
 use data::Loader;
@@ -110,8 +111,10 @@ impl Compile {
         };
         let flight = output.folder.path().join(FLIGHT);
         let ranks = || -> Result<Ranks, Failure> {
+            let backend = targets::backend(ready.target());
             let profiles = profiles.cloned();
-            let mut ranks = training::ranks(&ready.jobs, settings, processes, profiles, &warn, &fits)?;
+            let mut ranks =
+                training::ranks(backend, &ready.jobs, settings, processes, profiles, &warn, &fits)?;
             processes.watch(&mut ranks, settings.compile.parallel.timeout, flight)?;
             Ok(ranks)
         };

@@ -6,6 +6,7 @@ use cpu::rates::{self, Rates};
 use cuda::check::part::CheckedDevice;
 use cuda::check::process::Processes;
 use cuda::check::rates::{Rate, Sizes};
+use cuda::found;
 use cuda::probe::{DeviceFacts, Probe};
 use files::Replacement;
 use files::memory::total;
@@ -15,7 +16,6 @@ use ir::machine::{Attained, Device, Preset};
 use crate::cli::report::tell;
 use crate::config::machine::device_text;
 use crate::failure::Failure;
-use crate::hardware;
 
 /// Measures the first GPU, or the processor if there is no GPU or the first is too old for kernels, and writes the device's description.
 ///
@@ -84,7 +84,7 @@ fn processor_name() -> Option<String> {
 
 /// GPU 0, whose peaks are those of the preset with its name.
 fn gpu(facts: &DeviceFacts) -> Result<(Device, Preset), Failure> {
-    let found = hardware::preset(&facts.name);
+    let found = found::preset(&facts.name);
     let preset = found.unwrap_or(Preset::H100);
     if found.is_none() {
         tell!("the {} is no preset: the peaks of an H100 stand for its own", facts.name);

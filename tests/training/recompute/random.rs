@@ -140,7 +140,7 @@ fn check_seed(seed: u64, counts: &mut Counts) {
     };
     counts.cases += 1;
     let on_backend = seed.is_multiple_of(ON_BACKEND);
-    let modes = if on_backend { &[Mode::Typed, Mode::Cpu][..] } else { &[Mode::Typed] };
+    let modes = if on_backend { &[Mode::Typed, Mode::On(cpu::TARGET)][..] } else { &[Mode::Typed] };
     if options.is_some_and(|options| case.check(&options, budget, modes)) {
         counts.recomputed += 1;
         counts.on_backend += usize::from(on_backend);

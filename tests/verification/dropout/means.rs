@@ -82,7 +82,7 @@ fn the_means_of_what_is_left_and_of_its_gradient_are_those_without_dropout() {
     let column = |j: usize| (0..SAMPLES).map(move |sample| x[sample * WIDTH + j]);
     let gradients: Vec<f64> = (0..WIDTH).map(|j| column(j).sum()).collect();
     let lengths: Vec<f64> = (0..WIDTH).map(|j| column(j).map(|x| x * x).sum::<f64>().sqrt()).collect();
-    for mode in [Mode::Exact, Mode::Cpu] {
+    for mode in [Mode::Exact, Mode::On(cpu::TARGET)] {
         for (seed, ratio) in [(0, 0.1), (1, 0.5), (u64::MAX, 0.8)] {
             let module = linear(seed, ratio);
             let mut machine = done(Machine::new(&module, mode, 1, &start));
@@ -120,7 +120,7 @@ fn losses(ratio: f64, seed: u64, steps: usize) -> Vec<f64> {
     let shown = Tensor::splat(DType::I64, numbers.inputs["input_ids"].sizes.clone(), 1.0);
     numbers.inputs.insert("attention_mask".into(), shown);
     let inputs = done(against::microbatches(module, &numbers, label.as_deref()));
-    let mut machine = done(Machine::new(module, Mode::Cpu, 1, &subject.start));
+    let mut machine = done(Machine::new(module, Mode::On(cpu::TARGET), 1, &subject.start));
     (0..steps).map(|_| done(machine.step(&inputs)).loss().expect("a step has a loss")).collect()
 }
 

@@ -89,7 +89,7 @@ fn with_wrong_gradient(name: &str, factor: f64, compute: DType, tolerance: f64) 
     let mut module = subject.compilation.training.clone();
     multiply_output(&mut module, &format!("grad.{name}"), factor);
     let tested = Tested { module: &module, cut: true };
-    let execution = done(subject.run(tested, Mode::Cpu, &microbatches));
+    let execution = done(subject.run(tested, Mode::On(cpu::TARGET), &microbatches));
     let mut differences = done(subject.compare(&execution, true, (&reference, &expected)));
     let mut rounding = Rounding::new(&source, &subject, &microbatches, RoundedTo::Asked);
     done(rounding.explain(&mut differences, tolerance, |difference| difference.name.clone()));

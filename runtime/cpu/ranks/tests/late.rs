@@ -120,7 +120,8 @@ fn ranks(fails_at: Option<Call>) -> (Ranks, Arc<Mutex<Vec<u64>>>) {
     let programs = vec![Arc::new(lower(&module, &LowerOptions::of(crate::TARGET)).unwrap())];
     let local = Local::new(2);
     let device = |rank| {
-        let cpu = Cpu::of_rank(programs.clone(), 1, Arc::new(local.communicator(rank)), None).unwrap();
+        let cpu =
+            Cpu::with(programs.clone(), Some(1), Some(Arc::new(local.communicator(rank))), None).unwrap();
         Box::new(Late { cpu, fails_at: fails_at.filter(|_| rank == 1) }) as Box<dyn Device + Send>
     };
     let devices = (0..2).map(device).collect();

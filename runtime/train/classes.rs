@@ -35,7 +35,7 @@ pub fn loss_of_batch<'a>(numbers: impl IntoIterator<Item = (&'a str, f64)>) -> O
 }
 
 /// Returns the part of the loss that an output of this name is.
-fn part_of(name: &str) -> Option<Part> {
+fn part_of(name: &str) -> Option<LossPart> {
     match StepOutput::of(name) {
         Some(StepOutput::Part { scalar: Scalar::Loss, class, part }) => Some((class, part)),
         _ => None,

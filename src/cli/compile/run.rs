@@ -111,7 +111,7 @@ impl Compile {
         };
         let flight = output.folder.path().join(FLIGHT);
         let ranks = || -> Result<Ranks, Failure> {
-            let backend = targets::backend(ready.target());
+            let backend = targets::backend(ready.last().programs.target);
             let profiles = profiles.cloned();
             let mut ranks =
                 training::ranks(backend, &ready.jobs, settings, processes, profiles, &warn, &fits)?;

@@ -10,6 +10,7 @@ use super::units::{bytes, count, flops, grouped};
 use super::{FileFacts, Inspection, MemoryFacts, Port, ProgramFacts, StepFacts, Support, bind_hint};
 use crate::diagnostics::{Severity, render};
 use ir::visible;
+use passes::Timing;
 use passes::reports::{NearMiss, RowRole, Tie};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -62,10 +63,8 @@ impl fmt::Display for Inspection {
             write!(f, "{prediction}")?;
         }
         if !self.passes.is_empty() {
-            let times = self
-                .passes
-                .iter()
-                .map(|time| format!("{} {:.1} ms", time.pass, time.time.as_secs_f64() * 1e3));
+            let ms = |time: &Timing| time.time.as_secs_f64() * 1e3;
+            let times = self.passes.iter().map(|time| format!("{} {:.1} ms", time.pass, ms(time)));
             writeln!(f, "\npasses: {}", times.collect::<Vec<_>>().join(", "))?;
         }
         if self.support != Support::Trainable && !self.unbound.is_empty() {
@@ -243,17 +242,18 @@ fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
     write_cluster(f, step)
 }
 
-/// A line for each pipeline rank: the bytes that each of its devices holds of each kind, and those that it sends.
+/// A line for each pipeline rank: the bytes that each of its devices holds of each kind, and those that it sends. The memory that only the
+/// update reads includes the weights of which microbatches read a copy. The plan of a rank counts these weights as parameters.
 fn write_ranks(f: &mut fmt::Formatter<'_>, ranks: &[DeviceFacts]) -> fmt::Result {
     writeln!(f, "\neach device of a pipeline rank holds, and sends in the collectives of a step")?;
-    writeln!(f, "  rank  parameters   gradients   optimizer  activations       sends")?;
+    writeln!(f, "  rank  parameters   gradients  update only  activations       sends")?;
     for (rank, DeviceFacts { shares, communication }) in ranks.iter().enumerate() {
-        let [parameters, gradients, optimizer, activations] =
+        let [parameters, gradients, of_update, activations] =
             shares.named().map(|(_, share)| bytes(share.device));
         let sent = bytes(communication.bytes);
         writeln!(
             f,
-            "  {rank:>4}  {parameters:>10}  {gradients:>10}  {optimizer:>10}  {activations:>11}  {sent:>10}"
+            "  {rank:>4}  {parameters:>10}  {gradients:>10}  {of_update:>11}  {activations:>11}  {sent:>10}"
         )?;
     }
     Ok(())

@@ -3,6 +3,7 @@
 use crate::compiler::On;
 use crate::config::device::MOST_THREADS;
 use crate::config::{DeviceChoice, Parallel};
+use crate::launcher::Launched;
 use crate::targets;
 use ir::Diagnostic;
 use ir::interp::MOST_RANKS;
@@ -23,7 +24,27 @@ pub struct Chosen {
     pub preset: Option<Preset>,
 }
 
+/// The size of a device, as processes tell it to each other: the multiprocessors, and the name of the preset.
+pub type Size = (u32, Option<String>);
+
 impl Chosen {
+    /// The size of the device.
+    pub fn size(&self) -> Size {
+        let name = |(preset, name): (Preset, &str)| (Some(preset) == self.preset).then(|| name.to_owned());
+        (self.multiprocessors.0, Preset::ALL.into_iter().find_map(name))
+    }
+
+    /// The device with the size of the smallest of these: all ranks run one program, which has to fit each of their devices.
+    #[must_use]
+    pub fn with_smallest(self, sizes: &[Size]) -> Self {
+        let multiprocessors = sizes.iter().map(|(count, _)| *count).min();
+        let multiprocessors = multiprocessors.map_or(self.multiprocessors, Multiprocessors);
+        let presets: Option<Vec<Preset>> =
+            sizes.iter().map(|(_, name)| name.as_deref().and_then(Preset::find)).collect();
+        let preset = presets.and_then(|all| all.into_iter().min_by_key(|preset| preset.device().memory));
+        Self { multiprocessors, preset, ..self }
+    }
+
     /// The device of a job.
     pub fn on(&self) -> On {
         let Self { target, multiprocessors, preset, .. } = *self;
@@ -36,8 +57,8 @@ impl Chosen {
     }
 }
 
-/// Finds the device that a program is compiled for. `runs` says whether the program also runs on it. `is_one_rank` says whether this
-/// process is one rank of several: then it needs one device, and not one for each rank.
+/// Finds the device that a program is compiled for. `runs` says whether the program also runs on it. `launched` is the place of this
+/// process, if it is one rank of several: then it needs one device, and not one for each rank.
 ///
 /// # Errors
 /// A device that was asked for cannot be used: the error names the reason. A mesh has more ranks than the processor runs.
@@ -45,14 +66,15 @@ pub fn choose(
     choice: DeviceChoice,
     parallel: &Parallel,
     runs: bool,
-    is_one_rank: bool,
+    launched: Option<&Launched>,
 ) -> Result<Chosen, Diagnostic> {
     let target = choice.target();
     if runs && target.is_host() {
         fits_processor(parallel)?;
     }
     let mesh = parallel.mesh.as_ref().map(|mesh| format!("--mesh {mesh}"));
-    let wanted = Wanted { mesh, ranks: parallel.ranks(), is_one_rank };
+    let (is_one_rank, local_rank) = (launched.is_some(), launched.and_then(|launched| launched.local_rank));
+    let wanted = Wanted { mesh, ranks: parallel.ranks(), is_one_rank, local_rank };
     let Found { multiprocessors, described, preset } = targets::backend(target).find(&wanted)?;
     let offers = targets::BACKENDS.iter().filter(|_| choice == DeviceChoice::Auto);
     let described: Vec<_> = [described].into_iter().chain(offers.filter_map(|other| other.offer())).collect();
@@ -91,5 +113,35 @@ fn threads_in_variable(name: &str, value: Option<&str>) -> Result<(), Diagnostic
             let message = format!("{name}={value} asks for more than {MOST_THREADS} threads");
             Err(Diagnostic::new(message).note("unset the variable: the default is one thread per core"))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::machine::DeviceKind;
+
+    #[test]
+    fn the_smallest_device_of_all_ranks_decides() {
+        let of = |multiprocessors, preset| Chosen {
+            target: targets::of(DeviceKind::Gpu),
+            multiprocessors: Multiprocessors(multiprocessors),
+            described: String::new(),
+            preset,
+        };
+        let among = |own: &Chosen, others: &[&Chosen]| {
+            let sizes: Vec<Size> = others.iter().map(|other| other.size()).collect();
+            own.clone().with_smallest(&sizes)
+        };
+        let [large, small] = [of(132, Some(Preset::H200)), of(108, Some(Preset::A100With40))];
+        for own in [&large, &small] {
+            assert_eq!(among(own, &[&large, &small]), small);
+            assert_eq!(
+                among(own, &[&large, &of(114, None)]),
+                of(114, None),
+                "the memory of one is not known"
+            );
+        }
+        assert_eq!(among(&large, &[&large]), large);
     }
 }

@@ -41,8 +41,7 @@ pub(crate) fn find(wanted: &Wanted) -> Result<Found, Diagnostic> {
     if let (Some(mesh), 2..) = (&wanted.mesh, wanted.ranks) {
         for_ranks(mesh, here, driver, &probe, &folders)?;
     }
-    let preset = driver.devices.first().and_then(|gpu| preset(&gpu.name));
-    Ok(Found { multiprocessors: multiprocessors(driver, here), described: names(driver, here), preset })
+    Ok(found(of_process(&driver.devices, here, wanted.local_rank)))
 }
 
 /// Describes a GPU that is present, or the reason why it cannot be used. The reason why there is no GPU is told only to users that ask for
@@ -52,17 +51,22 @@ pub(crate) fn offered(probe: &Probe) -> Option<String> {
     Some(facts.refusal(0).unwrap_or_else(|| format!("{FLAG} trains on the {}", facts.name)))
 }
 
-/// The size of the smallest of the first `ranks` GPUs. All of them run one program.
-fn multiprocessors(driver: &Driver, ranks: u64) -> Multiprocessors {
-    let own = driver.devices.iter().take(ranks as usize).map(|device| device.multiprocessors);
-    let known = own.filter_map(|count| u32::try_from(count).ok()).filter(|count| *count > 0);
-    known.min().map_or_else(Multiprocessors::default, Multiprocessors)
+/// The GPUs that the ranks of this process open: the first `ranks`, or that of a process that is one rank of its node.
+fn of_process(devices: &[DeviceFacts], ranks: u64, local_rank: Option<u64>) -> &[DeviceFacts] {
+    let own = local_rank.and_then(|rank| devices.get(rank as usize..)).unwrap_or(devices);
+    &own[..own.len().min(ranks as usize)]
 }
 
-/// The names of the first `ranks` GPUs.
-fn names(driver: &Driver, ranks: u64) -> String {
-    let names = driver.devices.iter().take(ranks as usize).map(|device| &*device.name);
-    names.collect::<Vec<_>>().join(", ")
+/// Describes GPUs that run one program: the smallest decides.
+fn found(gpus: &[DeviceFacts]) -> Found {
+    let known =
+        gpus.iter().filter_map(|gpu| u32::try_from(gpu.multiprocessors).ok()).filter(|count| *count > 0);
+    let presets: Option<Vec<Preset>> = gpus.iter().map(|gpu| preset(&gpu.name)).collect();
+    Found {
+        multiprocessors: known.min().map_or_else(Multiprocessors::default, Multiprocessors),
+        described: gpus.iter().map(|gpu| &*gpu.name).collect::<Vec<_>>().join(", "),
+        preset: presets.and_then(|presets| presets.into_iter().min_by_key(|preset| preset.device().memory)),
+    }
 }
 
 /// Refuses a mesh for which there are too few GPUs, or no NCCL.
@@ -193,11 +197,25 @@ mod tests {
         assert!(error.contains("/opt/cuda/lib"), "{error}");
         machine.libraries.retain(|(library, _)| *library != Library::Nccl);
         assert_eq!(of(&machine, "--mesh dp=2", 2), Ok(()));
-        assert_eq!(names(machine.driver.as_ref().unwrap(), 2), "NVIDIA H200, NVIDIA H200");
-        assert_eq!(names(machine.driver.as_ref().unwrap(), 1), "NVIDIA H200");
-        let driver = machine.driver.as_mut().unwrap();
-        driver.devices[1].multiprocessors = 108;
-        assert_eq!([1, 2].map(|ranks| multiprocessors(driver, ranks).0), [132, 108]);
+    }
+
+    #[test]
+    fn the_smallest_of_the_gpus_that_a_process_opens_decides() {
+        let h200 = machine(true).driver.unwrap().devices[0].clone();
+        let a100 = DeviceFacts { name: "NVIDIA A100-SXM4-40GB".into(), multiprocessors: 108, ..h200.clone() };
+        let mut devices = vec![h200, a100];
+        let of = |devices: &[DeviceFacts], ranks, local_rank| {
+            let Found { multiprocessors, described, preset } = found(of_process(devices, ranks, local_rank));
+            (multiprocessors.0, described, preset)
+        };
+        assert_eq!(of(&devices, 1, None), (132, "NVIDIA H200".into(), Some(Preset::H200)));
+        let both = "NVIDIA H200, NVIDIA A100-SXM4-40GB".to_owned();
+        assert_eq!(of(&devices, 2, None), (108, both, Some(Preset::A100With40)));
+        let second = (108, devices[1].name.clone(), Some(Preset::A100With40));
+        assert_eq!(of(&devices, 1, Some(1)), second);
+        assert_eq!(of(&devices[1..], 1, Some(1)), second, "the launcher shows it one GPU");
+        devices[1].name = "a GPU without a preset".into();
+        assert_eq!(of(&devices, 2, None).2, None, "its memory is not known");
     }
 
     #[test]

@@ -70,6 +70,8 @@ pub struct Wanted {
     pub ranks: u64,
     /// Whether this process is one rank of several: then it needs one device, and not one for each rank.
     pub is_one_rank: bool,
+    /// The number of this process among those of its node, if the launcher says it.
+    pub local_rank: Option<u64>,
 }
 
 /// Devices of this machine.
@@ -79,7 +81,7 @@ pub struct Found {
     pub multiprocessors: Multiprocessors,
     /// The description for people.
     pub described: String,
-    /// The preset that describes the device, if it is known.
+    /// The preset that describes the device, if it is known; of several devices, that of the one with the least memory.
     pub preset: Option<Preset>,
 }
 

@@ -145,7 +145,10 @@ impl Compile {
     fn run_as(&self, processes: &Processes) -> Result<Outcome, Failure> {
         run::forget_stops();
         processes.same(self.common_flags()?)?;
-        let (place, device, ready) = processes.agree(self.prepare(processes))?;
+        let own = processes.agree(self.device(processes).map_err(Failure::from))?;
+        let sizes = processes.gather(own.size())?;
+        let device = own.with_smallest(&sizes);
+        let (place, ready) = processes.agree(self.prepare(processes, &device))?;
         self.run_prepared(processes, place, &device, &ready)
     }
 
@@ -160,27 +163,21 @@ impl Compile {
     }
 
     /// Compiles, and looks at the output folder, which rank 0 takes if it is there.
-    fn prepare(&self, processes: &Processes) -> Result<(Place, Chosen, Ready), Failure> {
+    fn prepare(&self, processes: &Processes, device: &Chosen) -> Result<(Place, Ready), Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
         let lock = if processes.is_first() { folder.lock(false, |_| {})? } else { None };
         let beginning = self.check_folder(&folder)?;
         let settings = &self.settings;
-        let device = self.device(processes)?;
         let ready = self
-            .compile(&device, Continued::of(&beginning, settings))
-            .map_err(|stopped| self.advised(stopped, &device, processes.launched()))?;
-        Ok((Place { folder, beginning, lock }, device, ready))
+            .compile(device, Continued::of(&beginning, settings))
+            .map_err(|stopped| self.advised(stopped, device, processes.launched()))?;
+        Ok((Place { folder, beginning, lock }, ready))
     }
 
     /// The device of this process.
     fn device(&self, processes: &Processes) -> Result<Chosen, Diagnostic> {
         let Settings { compile, device, data, .. } = &self.settings;
-        hardware::choose(
-            device.device,
-            &compile.parallel,
-            data.train.is_some(),
-            processes.launched().is_some(),
-        )
+        hardware::choose(device.device, &compile.parallel, data.train.is_some(), processes.launched())
     }
 
     fn run_prepared(

@@ -5,7 +5,7 @@ use super::memory::Memory;
 use comm::{CommError, Communicator, Exchanged};
 use ir::ops::collective::Collective;
 use ir::ops::elementwise::Binary;
-use ir::ops::{Interp, Parts};
+use ir::ops::{Interp, PartSpans};
 use ir::{Diagnostic, Module, Op, Operator, PartialKind, Tensor, Type, block};
 use program::device::DeviceError;
 use program::{Exchange, Instruction, Kernel, LocalPart, Message, View};
@@ -31,7 +31,8 @@ impl Execution<'_> {
                 let operands: Vec<Tensor> = operands.iter().map(|view| self.tensor(view)).collect();
                 let results: Vec<Type> = results.iter().map(type_of).collect();
                 let parts = instruction.parts.as_ref();
-                let parts = parts.and_then(|parts| Parts::new(&self.loaded.program.mesh, self.rank(), parts));
+                let parts =
+                    parts.and_then(|parts| PartSpans::new(&self.loaded.program.mesh, self.rank(), parts));
                 interpreted(op, &operands, &results, parts.as_ref())
             }
             Kernel::Copy => vec![self.read(&operands[0])],
@@ -125,7 +126,7 @@ impl Execution<'_> {
 }
 
 /// Returns the bytes of the results of an operator. The numbers of a result are rounded to its type.
-fn interpreted(op: &Op, operands: &[Tensor], results: &[Type], parts: Option<&Parts>) -> Vec<Vec<u8>> {
+fn interpreted(op: &Op, operands: &[Tensor], results: &[Type], parts: Option<&PartSpans>) -> Vec<Vec<u8>> {
     let operands: Vec<&Tensor> = operands.iter().collect();
     // Only constants read the data of a module, and lowering lays them out.
     let data = &Module::new("").data;

@@ -32,8 +32,8 @@ fn trained(backend: &dyn Platform, model: &str, flags: &str) -> Trained {
     let cli = Cli::parse_with_config(words).unwrap_or_else(|error| panic!("{error:?}"));
     let Command::Compile(compile) = cli.command else { panic!("not a compile") };
     let on = On { target: backend.target(), ..On::described(Preset::Cpu.device()) };
-    let facts = Facts { on, global_batch: None };
-    let job = done(Job::resolve(path, &compile.settings.compile, facts));
+    let facts = Facts { on, cluster: None, global_batch: None };
+    let job = Job::resolve(path, &compile.settings.compile, facts);
     let manager = Manager::default();
     let imported = done(compiler::import(&job));
     let forward = done(compiler::forward(&job, imported, &manager, &mut |_, _, _| {}));

@@ -110,3 +110,17 @@ fn the_training_loop_runs_on_a_backend_that_the_command_line_does_not_know() {
         assert!((given - expected).abs() <= 1e-4, "{given}, and not {expected}");
     }
 }
+
+/// Weights that grow without bound give numbers that are not finite. The run ends, and its error names the operator that made the first one.
+#[test]
+fn the_interpreter_names_the_operator_that_makes_the_first_nan() {
+    let told = |backend: &dyn Platform| {
+        let place = Workplace::with_text(TRAINYARD, 8_000);
+        let flags = "--microbatch 1 --optimizer sgd --lr 1e20";
+        let failure = train(backend, &place, flags, |_| {}, &|_, device| device).expect_err("it diverges");
+        failure.diagnostics()[0].message.clone()
+    };
+    let [given, expected] = [&Interpreters as &dyn Platform, &Processor].map(told);
+    assert!(expected.contains(" made NaN"), "{expected}");
+    assert_eq!(given, expected);
+}

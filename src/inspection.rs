@@ -27,7 +27,7 @@ pub use cluster::{AxisFacts, ClusterFacts, CollectiveTimeFacts, LinkFacts, SentF
 pub use collectives::{CollectiveFacts, Communication};
 pub use compressed::{compressed_activations, compressed_gradients};
 pub use dot::dot;
-pub use facts::{FileFacts, Port, ProgramFacts, Told};
+pub use facts::{DiagnosticFacts, FileFacts, Port, ProgramFacts};
 pub use folder::FolderFacts;
 pub use groups::{GroupFacts, GroupMember};
 pub use measured::{MeasuredPipeline, MeasuredRankFacts, MeasuredStageFacts, PredictedIdle};
@@ -78,9 +78,9 @@ pub struct Inspection {
     /// Named dims that have no size yet.
     pub unbound: Vec<String>,
     /// Why it cannot be imported or trained, all of it.
-    pub reasons: Vec<Told>,
+    pub reasons: Vec<DiagnosticFacts>,
     /// What may not be what the user means.
-    pub warnings: Vec<Told>,
+    pub warnings: Vec<DiagnosticFacts>,
     /// What its tensors are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<ParameterFacts>,
@@ -182,7 +182,7 @@ impl Inspection {
         let mut found = Self {
             file: FileFacts::of(&model, &question.job.model),
             unbound: unbound(&model, &question.sizes),
-            warnings: model.warnings.iter().map(Told::diagnostic).collect(),
+            warnings: model.warnings.iter().map(DiagnosticFacts::diagnostic).collect(),
             ..Self::default()
         };
         match Source::import(&question.job.model, model.clone(), &question.sizes) {
@@ -199,7 +199,7 @@ impl Inspection {
         if self.unbound.is_empty() {
             return Ok(());
         }
-        let mut always: Option<Vec<Told>> = None;
+        let mut always: Option<Vec<DiagnosticFacts>> = None;
         for sizes in MADE_UP_SIZES {
             let bindings = self.made_up(model, question, sizes);
             let reasons = match Source::import(&question.job.model, model.clone(), &bindings) {
@@ -212,7 +212,7 @@ impl Inspection {
                 Err(failure) => told(failure)?,
             };
             let whatever_the_size = always.as_ref() == Some(&reasons);
-            let reasons: Vec<Told> = match always {
+            let reasons: Vec<DiagnosticFacts> = match always {
                 None => reasons,
                 Some(known) => known.into_iter().filter(|reason| reasons.contains(reason)).collect(),
             };
@@ -295,7 +295,7 @@ impl Inspection {
         let state_dict = &source.imported.state_dict;
         self.fit = fit;
         self.passes.clone_from(&compilation.timings);
-        self.warnings = compilation.warnings.iter().map(Told::diagnostic).collect();
+        self.warnings = compilation.warnings.iter().map(DiagnosticFacts::diagnostic).collect();
         self.parameters =
             Some(ParameterFacts::of(&compilation.reports.parameters, &compilation.training, state_dict));
         self.groups = GroupFacts::of(&plan.optimizer.groups, &compilation.reports.parameters);
@@ -317,7 +317,7 @@ impl Inspection {
         });
         match step {
             Ok((programs, step)) => {
-                self.warnings.extend(compilation.doubt(microbatches).map(Told::diagnostic));
+                self.warnings.extend(compilation.doubt(microbatches).map(DiagnosticFacts::diagnostic));
                 self.support = Support::Trainable;
                 self.step = Some(step);
                 self.predict(&compilation, microbatches, question.machine)?;
@@ -352,8 +352,9 @@ impl Inspection {
         let Some(machine) = machine.filter(|_| training.pipeline.is_none()) else { return Ok(()) };
         match PredictionFacts::of(training, microbatches, compilation.update, machine) {
             Ok(prediction) => {
-                self.warnings
-                    .extend(larger(prediction.planned, machine.device()).as_ref().map(Told::diagnostic));
+                self.warnings.extend(
+                    larger(prediction.planned, machine.device()).as_ref().map(DiagnosticFacts::diagnostic),
+                );
                 self.prediction = Some(prediction);
             }
             Err(failure) => self.reasons.extend(told(failure)?),
@@ -373,7 +374,7 @@ impl Inspection {
                 let planned = pipeline.iter().flat_map(|pipeline| &pipeline.ranks).map(|rank| rank.planned);
                 let device = machine.map(Machine::device);
                 let warning = planned.max().zip(device).and_then(|(planned, device)| larger(planned, device));
-                self.warnings.extend(warning.as_ref().map(Told::diagnostic));
+                self.warnings.extend(warning.as_ref().map(DiagnosticFacts::diagnostic));
                 self.pipeline = pipeline;
             }
             Err(failure) => self.reasons.extend(told(failure)?),
@@ -392,7 +393,7 @@ impl Inspection {
         let mut cx = source.context();
         let pipeline = compiler::up_to_parameters(question.job, &source.model, &question.sizes);
         self.passes = compilation::run(manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
-        self.warnings.extend(cx.warnings.iter().map(Told::diagnostic));
+        self.warnings.extend(cx.warnings.iter().map(DiagnosticFacts::diagnostic));
         self.parameters =
             Some(ParameterFacts::of(&cx.reports.parameters, &module, &source.imported.state_dict));
         self.near_misses = cx.reports.near_misses;
@@ -409,7 +410,7 @@ impl Inspection {
 
     /// The diagnostics that [`Inspection::reasons`] has.
     pub fn diagnostics(&self) -> Vec<Diagnostic> {
-        self.reasons.iter().map(Told::as_diagnostic).collect()
+        self.reasons.iter().map(DiagnosticFacts::as_diagnostic).collect()
     }
 }
 
@@ -436,9 +437,9 @@ fn bind_hint(unbound: &[String]) -> String {
 }
 
 /// The reasons of a user's mistake; a fault stays a fault.
-fn told(failure: Failure) -> Result<Vec<Told>, Failure> {
+fn told(failure: Failure) -> Result<Vec<DiagnosticFacts>, Failure> {
     match failure {
-        Failure::User(diagnostics) => Ok(diagnostics.iter().map(Told::diagnostic).collect()),
+        Failure::User(diagnostics) => Ok(diagnostics.iter().map(DiagnosticFacts::diagnostic).collect()),
         fault => Err(fault),
     }
 }

@@ -155,7 +155,7 @@ impl Processes {
     /// # Errors
     /// The failure of this process, or of the first process that failed, with its rank.
     pub fn agree<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
-        let own = result.as_ref().err().map(Told::of);
+        let own = result.as_ref().err().map(FailureMessage::of);
         let all = self.agreement.gather(own).map_err(lost)?;
         self.is_told.set(all.iter().any(Option::is_some));
         let first = (0..).zip(all).find_map(|(rank, told)| Some((rank, told?)));
@@ -297,12 +297,12 @@ fn tell(error: &CommError, record: Option<&FlightRecord>) {
 
 /// A failure as a message to other processes.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct FailureMessage {
     is_fault: bool,
     messages: Vec<(String, Vec<String>)>,
 }
 
-impl Told {
+impl FailureMessage {
     fn of(failure: &Failure) -> Self {
         let message = |diagnostic: Diagnostic| (diagnostic.message, diagnostic.notes);
         let messages = failure.diagnostics().into_iter().map(message).collect();

@@ -3,7 +3,7 @@
 use super::driver::Room;
 use super::program::{Command, CudaProgram, PlacedMessage, Task};
 use program::device::TooLarge;
-use program::room::{self, Place};
+use program::room::{self, DeviceMemory};
 use std::collections::BTreeMap;
 
 /// Returns the bytes that programs with a common arena need besides the arena and their constants: tables, two buffers for each input
@@ -30,6 +30,7 @@ fn mailboxes(cuda: &CudaProgram) -> u64 {
 /// Refuses programs that do not fit.
 pub(super) fn check(programs: &[CudaProgram], room: &Room) -> Result<(), TooLarge> {
     let beside = beside(programs).saturating_add(room.reserve);
-    let place = Place { device: room.device.clone(), free: room.free, beside, ranks: 1, is_host: false };
+    let place =
+        DeviceMemory { device: room.device.clone(), free: room.free, beside, ranks: 1, is_host: false };
     room::check(programs.iter().map(|cuda| &*cuda.program), &place)
 }

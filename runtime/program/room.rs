@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 /// The number of largest values in a message.
 const TOLD: usize = 3;
 
-/// The device on which programs are to run.
+/// The memory of the device on which programs are to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct DeviceMemory {
     /// The device, as messages show it.
     pub device: String,
     /// Bytes that are free there.
@@ -24,8 +24,11 @@ pub struct Place {
     pub is_host: bool,
 }
 
-/// Refuses programs that share an arena if a place has no room for them.
-pub fn check<'p>(programs: impl Iterator<Item = &'p Program> + Clone, place: &Place) -> Result<(), TooLarge> {
+/// Refuses programs that share an arena if a device has no room for them.
+pub fn check<'p>(
+    programs: impl Iterator<Item = &'p Program> + Clone,
+    place: &DeviceMemory,
+) -> Result<(), TooLarge> {
     let Some(program) = programs.clone().max_by_key(|program| program.memory.arena) else { return Ok(()) };
     let constants = programs.clone().map(|program| program.memory.constants).fold(0, u64::saturating_add);
     let beside = place.beside;
@@ -62,7 +65,7 @@ pub fn check_processor<'p>(
     match memory::available() {
         Some(free) => {
             let device = "this machine".into();
-            check(programs, &Place { device, free, beside: 0, ranks, is_host: true })
+            check(programs, &DeviceMemory { device, free, beside: 0, ranks, is_host: true })
         }
         None => Ok(()),
     }

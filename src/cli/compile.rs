@@ -102,7 +102,7 @@ impl Ready {
 }
 
 /// The output folder of a command, with the run that was found in it.
-struct Place {
+struct Output {
     folder: Folder,
     beginning: Beginning,
     /// `None` while the folder is not there, and where the file system has no locks.
@@ -148,8 +148,8 @@ impl Compile {
         let own = processes.agree(self.device(processes).map_err(Failure::from))?;
         let sizes = processes.gather(own.size())?;
         let device = own.with_smallest(&sizes);
-        let (place, ready) = processes.agree(self.prepare(processes, &device))?;
-        self.run_prepared(processes, place, &device, &ready)
+        let (output, ready) = processes.agree(self.prepare(processes, &device))?;
+        self.run_prepared(processes, output, &device, &ready)
     }
 
     /// The flags that all processes of a run must have. Paths and threads may differ from machine to machine.
@@ -163,7 +163,7 @@ impl Compile {
     }
 
     /// Compiles, and looks at the output folder, which rank 0 takes if it is there.
-    fn prepare(&self, processes: &Processes, device: &Chosen) -> Result<(Place, Ready), Failure> {
+    fn prepare(&self, processes: &Processes, device: &Chosen) -> Result<(Output, Ready), Failure> {
         let folder = Folder::new(&self.settings.out.folder(&self.model));
         let lock = if processes.is_first() { folder.lock(false, |_| {})? } else { None };
         let beginning = self.check_folder(&folder)?;
@@ -171,7 +171,7 @@ impl Compile {
         let ready = self
             .compile(device, Continued::of(&beginning, settings))
             .map_err(|stopped| self.advised(stopped, device, processes.launched()))?;
-        Ok((Place { folder, beginning, lock }, ready))
+        Ok((Output { folder, beginning, lock }, ready))
     }
 
     /// The device of this process.
@@ -183,7 +183,7 @@ impl Compile {
     fn run_prepared(
         &self,
         processes: &Processes,
-        mut place: Place,
+        mut output: Output,
         device: &Chosen,
         ready: &Ready,
     ) -> Result<Outcome, Failure> {
@@ -218,13 +218,13 @@ impl Compile {
         match &ready.training {
             None => {
                 processes.first(|| {
-                    self.own(&mut place)?;
-                    place.folder.clear()?;
-                    self.write_plan(&place.folder, ready)
+                    self.own(&mut output)?;
+                    output.folder.clear()?;
+                    self.write_plan(&output.folder, ready)
                 })?;
                 Ok(Outcome::Done)
             }
-            Some(training) => self.train(processes, place, ready, device, training),
+            Some(training) => self.train(processes, output, ready, device, training),
         }
     }
 
@@ -247,14 +247,14 @@ impl Compile {
 
     /// Takes the folder for this process, if it has it not yet: a folder that was not there is made when the run begins.
     /// Errors: another process was faster.
-    fn own(&self, place: &mut Place) -> Result<(), Failure> {
-        if place.lock.is_some() {
+    fn own(&self, output: &mut Output) -> Result<(), Failure> {
+        if output.lock.is_some() {
             return Ok(());
         }
-        place.lock = place.folder.lock(true, |warning| report::print(Severity::Warning, &[warning]))?;
-        if self.check_folder(&place.folder)? != place.beginning {
+        output.lock = output.folder.lock(true, |warning| report::print(Severity::Warning, &[warning]))?;
+        if self.check_folder(&output.folder)? != output.beginning {
             let message =
-                format!("another run has used {} since this run started", place.folder.path().display());
+                format!("another run has used {} since this run started", output.folder.path().display());
             return Err(Diagnostic::new(message).note("start again").into());
         }
         Ok(())

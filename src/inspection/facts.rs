@@ -132,7 +132,7 @@ impl ProgramFacts {
 
 /// A diagnostic, for JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Told {
+pub struct DiagnosticFacts {
     /// What.
     pub message: String,
     /// Where.
@@ -143,7 +143,7 @@ pub struct Told {
     pub notes: Vec<String>,
 }
 
-impl Told {
+impl DiagnosticFacts {
     pub(super) fn diagnostic(diagnostic: &Diagnostic) -> Self {
         let Diagnostic { message, origin, notes, .. } = diagnostic.clone();
         Self { message, origin, notes }

@@ -73,7 +73,7 @@ impl fmt::Display for Inspection {
             writeln!(f, "\ndims without a size: {names}; for more details, {}", visible(&hint))?;
         }
         if !self.warnings.is_empty() {
-            let warnings: Vec<_> = self.warnings.iter().map(super::Told::as_diagnostic).collect();
+            let warnings: Vec<_> = self.warnings.iter().map(super::DiagnosticFacts::as_diagnostic).collect();
             write!(f, "\n{}", render(Severity::Warning, &warnings, false))?;
         }
         Ok(())

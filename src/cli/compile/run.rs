@@ -1,6 +1,6 @@
 //! The run of a compiled model: the ranks begin in one output folder and one place, train, and the result is exported.
 
-use super::{Compile, Place, Ready, Training};
+use super::{Compile, Output, Ready, Training};
 use crate::cli::advice::Room;
 use crate::cli::profile;
 use crate::cli::report::{self, Outcome, tell};
@@ -33,7 +33,7 @@ impl Compile {
     pub(super) fn train(
         &self,
         processes: &Processes,
-        mut output: Place,
+        mut output: Output,
         ready: &Ready,
         on: &Chosen,
         training: &Training,
@@ -65,7 +65,7 @@ impl Compile {
         })?;
         self.open_log(processes, &output.folder, &ready.last().programs)?;
         let saves_beside = self.saves_beside(processes, ready, ranks.count() as u64)?;
-        let Place { folder, lock, .. } = output;
+        let Output { folder, lock, .. } = output;
         let (folder, surroundings) = (&folder, self.surroundings(lock));
         let setup = Setup { jobs, loader, settings, folder, steps, surroundings, saves_beside };
         let (outcome, surroundings) = training::train(setup, ranks, start, stop)?;
@@ -84,7 +84,7 @@ impl Compile {
     fn begin<'r>(
         &self,
         processes: &Processes,
-        output: &Place,
+        output: &Output,
         ready: &'r Ready,
         on: &Chosen,
         loader: &Loader,

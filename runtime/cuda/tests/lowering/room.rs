@@ -2,7 +2,7 @@
 
 use program::Program;
 use program::lower::{LowerOptions, lower};
-use program::room::{Place, check, check_host};
+use program::room::{DeviceMemory, check, check_host};
 
 /// A program with 4 KiB on the host and fewer on the device.
 fn program() -> Program {
@@ -21,7 +21,7 @@ fn program() -> Program {
 fn values_on_the_host_take_memory_of_a_processor_and_none_of_a_gpu() {
     let program = program();
     assert!(program.memory.host.total >= 4096 && program.memory.peak() < 4096, "{:?}", program.memory);
-    let place = |is_host| Place { device: "it".into(), free: 4000, beside: 0, ranks: 1, is_host };
+    let place = |is_host| DeviceMemory { device: "it".into(), free: 4000, beside: 0, ranks: 1, is_host };
     assert_eq!(check([&program].into_iter(), &place(false)), Ok(()));
     let error = check([&program].into_iter(), &place(true)).expect_err("there is no room");
     assert!(error.to_string().contains("4.0 KiB states and values on the host"), "{error}");

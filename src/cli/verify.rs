@@ -40,6 +40,9 @@ Examples:
   Compare the program for a GPU, on a machine without a GPU:
     trainyard verify gpt2.onnx --mode cuda --bf16
 
+  Compare the program as the kernels of an H200 take it:
+    trainyard verify gpt2.onnx --target h200 --bf16
+
   Compare the program for a mesh of four simulated devices:
     trainyard verify gpt2.onnx --mesh dp=2,tp=2 --zero 1
 

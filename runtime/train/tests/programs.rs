@@ -99,8 +99,8 @@ fn patience_and_the_best_checkpoint_count_over_all_programs() {
         // The rate becomes negative, so the eval loss rises after some steps.
         run.edits = vec![("value = 0.049}", "value = -0.2}")];
         run.then = then.map(|border| (border, run.edits.clone()));
-        (run.schedule.eval_every, run.schedule.save_every) = (Some(1), None);
-        (run.schedule.patience, run.schedule.save_best) = (Some(3), true);
+        (run.schedule.eval_every, run.schedule.save_every) = (Some(2), None);
+        (run.schedule.patience, run.schedule.save_best) = (Some(2), true);
         let outcome = run.go().unwrap();
         assert!(outcome.ended_early);
         (outcome.steps, outcome.lowest, outcome.best.unwrap().evaluation, numbers(&run.metrics()))

@@ -70,7 +70,7 @@ impl Programs {
         )
     }
 
-    /// As [`Self::lower_for`], by a manager that shows the passes.
+    /// As [`Self::lower`], for a GPU of a size that is known, and by a manager that shows the passes.
     pub fn lower_by(
         lowering: &mut Lowering,
         compilation: &Compilation,
@@ -78,20 +78,7 @@ impl Programs {
         target: Target,
         multiprocessors: Multiprocessors,
     ) -> Result<Self, Failure> {
-        let step = compilation.training.clone();
-        Self::lower_with(lowering, step, compilation, microbatches, target, multiprocessors)
-    }
-
-    /// As [`Self::lower_by`], with another step in place of the compilation's.
-    pub fn lower_with(
-        lowering: &mut Lowering,
-        step: Module,
-        compilation: &Compilation,
-        microbatches: u64,
-        target: Target,
-        multiprocessors: Multiprocessors,
-    ) -> Result<Self, Failure> {
-        let update = compilation.update;
+        let (step, update) = (compilation.training.clone(), compilation.update);
         let training = lower_step(lowering, step, microbatches, update, target, multiprocessors)?;
         let evaluation = lower_evaluation(lowering, compilation.evaluation.clone(), target, &training)?;
         Ok(Self { target, training, evaluation, short_evaluation: None })

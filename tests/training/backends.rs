@@ -111,8 +111,8 @@ fn the_training_loop_runs_on_a_backend_that_the_command_line_does_not_know() {
     }
 }
 
-/// Weights that grow without bound give numbers that are not finite. The run ends, and its error names the operator that made the first one:
-/// a NaN in f32, and an infinity where the interpreter computes in f64 and rounds.
+/// Weights that grow without bound give numbers that are not finite. The run ends, and its error names the operator that made the first
+/// one: a NaN in f32, and an infinity where the interpreter computes in f64 and rounds.
 #[test]
 fn the_interpreter_names_the_operator_that_makes_the_first_number_that_is_not_finite() {
     for backend in [&Interpreters as &dyn Platform, &Processor] {

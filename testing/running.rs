@@ -54,11 +54,21 @@ impl Running {
     /// Waits until the metrics of a run have `steps` steps.
     pub fn wait_for_steps(&mut self, file: &Path, steps: usize) {
         // The first line names the counting of the steps.
-        let lines = steps + 1;
+        let lines = || fs::read(file).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count());
+        self.wait_until(|| lines() > steps, &format!("{} has no {steps} steps", file.display()));
+    }
+
+    /// Waits until a checkpoint is whole. It is written beside the training, so on a busy machine some steps later.
+    pub fn wait_for_checkpoint(&mut self, folder: &Path) {
+        self.wait_until(|| folder.is_dir(), &format!("there is no {}", folder.display()));
+    }
+
+    /// Waits until something holds, which it must while the run goes on.
+    fn wait_until(&mut self, holds: impl Fn() -> bool, otherwise: &str) {
         let begun = Instant::now();
-        while fs::read(file).map_or(0, |bytes| bytes.iter().filter(|byte| **byte == b'\n').count()) < lines {
+        while !holds() {
             let ended = self.child.try_wait().expect("the process can be asked for");
-            assert!(ended.is_none() && begun.elapsed() < PATIENCE, "{} has no {steps} steps", file.display());
+            assert!(ended.is_none() && begun.elapsed() < PATIENCE, "{otherwise}");
             thread::sleep(Duration::from_millis(1));
         }
     }

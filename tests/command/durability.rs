@@ -20,7 +20,7 @@ const RUN: &str =
 fn running() -> (Workplace, Running) {
     let place = Workplace::with_text(TRAINYARD, 200_000);
     let mut running = Running::start(place.command(&format!("{RUN} 2000")));
-    running.wait_for_steps(&place.path("run/metrics.jsonl"), 8);
+    running.wait_for_checkpoint(&place.path("run/checkpoints/step-5"));
     (place, running)
 }
 
@@ -94,7 +94,7 @@ fn a_run_goes_on_after_changes_of_its_data_that_leave_the_mapped_bytes() {
     place.write("model.onnx", &place.read("testdata/gpt2-fresh.onnx"));
     let run = RUN.replace("text.txt", &text.display().to_string()).replace("testdata/gpt2-fresh", "model");
     let mut running = Running::start(place.command(&format!("{run} 2000")));
-    running.wait_for_steps(&place.path("run/metrics.jsonl"), 8);
+    running.wait_for_checkpoint(&place.path("run/checkpoints/step-5"));
     let note = |change: &str| {
         format!("note: `{}` was changed while it was in use: {change}; the run continues", text.display())
     };

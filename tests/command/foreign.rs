@@ -160,7 +160,7 @@ fn a_run_whose_lock_is_removed_ends_before_another_can_begin() {
     let place = Workplace::with_text(TRAINYARD, 200_000);
     let flags = RUN.replace("--microbatch 64", "--microbatch 16 --save-every 5");
     let mut running = Running::start(place.command(&format!("{flags} --steps 2000")));
-    running.wait_for_steps(&place.path("run/metrics.jsonl"), 8);
+    running.wait_for_checkpoint(&place.path("run/checkpoints/step-5"));
     fs::remove_file(place.path("run/.lock")).expect("it is there");
     let ended = running.wait();
     assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);

@@ -102,6 +102,7 @@ fn a_run_that_was_killed_between_two_saves_goes_on_bit_for_bit() {
     let place = whole();
     let flags = format!("{RUN} --microbatch 64 --steps 20 --save-every 4 -o run");
     let mut running = Running::start(place.command(&flags));
+    running.wait_for_checkpoint(&place.path("run/checkpoints/step-8"));
     running.wait_for_steps(&place.path("run/metrics.jsonl"), 10);
     running.kill();
     let saved = *place.checkpoints("run").last().expect("it has saved");

@@ -53,7 +53,8 @@ pub(crate) fn offered(probe: &Probe) -> Option<String> {
 
 /// The GPUs that the ranks of this process open: the first `ranks`, or that of a process that is one rank of its node.
 fn of_process(devices: &[DeviceFacts], ranks: u64, local_rank: Option<u64>) -> &[DeviceFacts] {
-    let own = local_rank.and_then(|rank| devices.get(rank as usize..)).unwrap_or(devices);
+    let own = local_rank.and_then(|rank| devices.get(rank as usize..)).filter(|own| !own.is_empty());
+    let own = own.unwrap_or(devices);
     &own[..own.len().min(ranks as usize)]
 }
 

@@ -1,10 +1,12 @@
-//! `compile`, `inspect` and `verify` compile one program: from equal flags, and from the config file that `compile` writes.
+//! `compile`, `inspect` and `verify` compile one program: from equal flags, from the config file that `compile` writes, and from DeepSpeed's
+//! JSON for the flags that it has.
 //!
 //! Each command writes the program after each pass. The programs of `compile` and `inspect` are equal byte for byte. `verify` keeps the
 //! gradients, so its programs are equal up to the pass that makes the update.
 
 use super::{MESHES, Outcome, check_cases, draw_alone, draw_shared, ended, longer};
 use ir::random::philox;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use testing::workplace::Workplace;
 
@@ -22,11 +24,18 @@ const MODELS: [(&str, &[u64]); 9] = [
 ];
 
 /// Flags that only some models take, and the batch.
-const OTHERS: [&[&str]; 4] = [
+const OTHERS: [&[&str]; 5] = [
     &["", "", "--global-batch 8", "--global-batch 16"],
     &["", "", "--init gpt2", "--init kaiming"],
     &["", "", "--dropout 0.1", "--lr-schedule cosine:warmup=2,steps=8"],
     &["", "", "--memory 1GiB", "--moe experts=2,top=1"],
+    &["", "", "--cluster node.toml", "--cluster nodes.toml"],
+];
+
+/// The files of `--cluster`: one node, and two nodes that large meshes do not fit into.
+const CLUSTERS: [(&str, &str); 2] = [
+    ("node.toml", "preset = 'h100'\nnodes = 1\n[node]\ndevices = 8\n"),
+    ("nodes.toml", "preset = 'a100'\nnodes = 2\n[node]\ndevices = 2\n"),
 ];
 
 struct Case {
@@ -59,9 +68,10 @@ impl Case {
     fn check(&self, place: &Workplace) -> Result<Outcome, String> {
         let Self { model, flags } = self;
         // A command that is refused has written the programs before its error.
-        for folder in ["of-compile", "of-inspect", "of-config", "of-verify"] {
+        for folder in ["of-compile", "of-inspect", "of-config", "of-deepspeed", "of-verify"] {
             std::fs::remove_dir_all(place.path(folder)).ok();
         }
+        CLUSTERS.iter().for_each(|(file, text)| place.write(file, text.as_bytes()));
         let run = |command: &str, flags: &str, to: &str| {
             let command = format!("{command} testdata/{model}.onnx {flags} --dump {to}");
             ended(place, &command, Some(3))
@@ -93,12 +103,38 @@ impl Case {
             return Err(format!("{compile}: inspect refuses its config.toml\n{told}"));
         }
         compare("of-config", "-keep")?;
+        let (json, rest) = in_deepspeed(flags);
+        place.write("deepspeed.json", json.to_string().as_bytes());
+        if let (true, _, told) = run("inspect", &format!("{rest} --config deepspeed.json"), "of-deepspeed")? {
+            return Err(format!("{compile}: inspect refuses {json}\n{told}"));
+        }
+        compare("of-deepspeed", "-keep")?;
         // `verify` has nothing to compare for a step without gradients, for example.
         if !run("verify", flags, "of-verify")?.0 {
             compare("of-verify", "-optimizer")?;
         }
         Ok(Outcome::Compared)
     }
+}
+
+/// The flags of a command that DeepSpeed's JSON has, as JSON, and the other flags.
+fn in_deepspeed(flags: &str) -> (Value, String) {
+    let (mut json, mut rest) = (json!({}), vec![]);
+    let mut words = flags.split_whitespace();
+    while let Some(word) = words.next() {
+        let mut number = || words.next().and_then(|text| text.parse::<Value>().ok()).expect("a number");
+        match word {
+            "--bf16" => json["bf16"]["enabled"] = true.into(),
+            "--fp16" => json["fp16"]["enabled"] = true.into(),
+            "--loss-scale" => json["fp16"]["loss_scale"] = number(),
+            "--clip" => json["gradient_clipping"] = number(),
+            "--zero" => json["zero_optimization"]["stage"] = number(),
+            "--microbatch" => json["train_micro_batch_size_per_gpu"] = number(),
+            "--global-batch" => json["train_batch_size"] = number(),
+            _ => rest.push(word),
+        }
+    }
+    (json, rest.join(" "))
 }
 
 /// The programs in a folder of `--dump`.

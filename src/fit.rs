@@ -1,6 +1,6 @@
 //! Programs that fit into memory.
 //!
-//! `--recompute`, `--offload` and the other flags of memory say what is done. Where they leave it open, a search decides:
+//! `--recompute`, `--offload` and the other flags of memory say what is done. Where the flags leave a choice open, a search decides:
 //!
 //! - `recompute`: `--memory BYTES` has the cheapest recomputation that fits, with activations kept in few bits before any is computed again.
 //! - `tiers`: `--memory host=…,disk=…` and `--offload auto` choose the values that leave the device, as few as possible.

@@ -1,12 +1,11 @@
 //! The CPU backend's answers to lowering.
 
 use super::{commands, kernel_contracts};
-use ir::{Diagnostic, Kernels, Op};
-use program::backend::{Backend, ChainLimits, EpilogueLimits};
+use ir::{Diagnostic, Op};
+use program::backend::{Backend, ChainLimits};
 use program::commands::CommandList;
-use program::contraction::ContractionPlan;
-use program::kernel_contract::{KernelContract, Unplaced};
-use program::{Exchange, Program, Target};
+use program::kernel_contract::KernelContract;
+use program::{Program, Target};
 use std::sync::Arc;
 
 /// The processor as a backend of lowering.
@@ -28,35 +27,9 @@ impl Backend for CpuBackend {
         kernel_contracts::of(op, operands)
     }
 
-    /// No scratch: ranks read each other's operands in place.
-    fn exchange_scratch(&self, _: &Exchange, _: &[Unplaced], _: &[Unplaced]) -> usize {
-        0
-    }
-
     /// The blocks of 16 operators and 4 results stay in the first-level cache.
     fn chain_limits(&self) -> ChainLimits {
         ChainLimits { operators: 16, results: 4 }
-    }
-
-    fn rewrites(&self) -> &'static str {
-        ""
-    }
-
-    fn kernels(&self) -> Option<&'static dyn Kernels> {
-        None
-    }
-
-    fn epilogues(&self) -> Option<EpilogueLimits> {
-        None
-    }
-
-    /// Every contraction: the kernel loops over the dims that do not fit into a matrix.
-    fn multiplies(&self, _: &ContractionPlan) -> bool {
-        true
-    }
-
-    fn pads_rows(&self) -> bool {
-        false
     }
 
     fn takes_parts_in_place(&self) -> bool {
@@ -65,10 +38,6 @@ impl Backend for CpuBackend {
 
     /// No: a copy is work for the cores that compute.
     fn copies_beside(&self) -> bool {
-        false
-    }
-
-    fn keeps_in_update(&self, _: u64) -> bool {
         false
     }
 

@@ -12,7 +12,7 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// A kind of device, as lowering sees it.
+/// A kind of device, as lowering sees it. A function with a default asks for an ability that a backend need not have.
 pub trait Backend: Sync {
     /// Returns the name of the kind of device. No other backend has the same.
     fn name(&self) -> &'static str;
@@ -24,37 +24,55 @@ pub trait Backend: Sync {
     fn kernel_contract<'op>(&self, op: &'op Op, operands: usize) -> KernelContract<'op>;
 
     /// Returns the number of f32 elements of scratch that an exchange with other devices takes.
-    fn exchange_scratch(&self, exchange: &Exchange, operands: &[Unplaced], results: &[Unplaced]) -> usize;
+    fn exchange_scratch(&self, _exchange: &Exchange, _operands: &[Unplaced], _results: &[Unplaced]) -> usize {
+        0
+    }
 
     /// Returns the limits of a chain of elementwise operators.
     fn chain_limits(&self) -> ChainLimits;
 
     /// Returns the passes that rewrite a program for this backend before it is lowered, as the text of a pipeline.
-    fn rewrites(&self) -> &'static str;
+    fn rewrites(&self) -> &'static str {
+        ""
+    }
 
     /// Returns the facts about kernels that these passes ask for. `None` if there are no such passes.
-    fn kernels(&self) -> Option<&'static dyn Kernels>;
+    fn kernels(&self) -> Option<&'static dyn Kernels> {
+        None
+    }
 
     /// Returns the limits of the epilogues of a multiplication. `None` if multiplications have no epilogues.
-    fn epilogues(&self) -> Option<EpilogueLimits>;
+    fn epilogues(&self) -> Option<EpilogueLimits> {
+        None
+    }
 
     /// Returns whether the backend's matrix multiplication computes a contraction of tensors with the layouts of this plan. If not,
     /// lowering copies operands first, where that pays.
-    fn multiplies(&self, plan: &ContractionPlan) -> bool;
+    fn multiplies(&self, _plan: &ContractionPlan) -> bool {
+        true
+    }
 
     /// Whether the rows of half-precision products begin at multiples of 16 bytes. Multiplications then read and write them faster.
-    fn pads_rows(&self) -> bool;
+    fn pads_rows(&self) -> bool {
+        false
+    }
 
     /// Whether kernels read and write a device's part of a tensor in place, though its address then depends on the device, and a gather
     /// keeps the part that already lies in its place in the result. If not, parts are copied.
-    fn takes_parts_in_place(&self) -> bool;
+    fn takes_parts_in_place(&self) -> bool {
+        false
+    }
 
     /// Whether copies from the host run beside kernels, so that it pays to begin them early.
-    fn copies_beside(&self) -> bool;
+    fn copies_beside(&self) -> bool {
+        false
+    }
 
     /// Whether a buffer of this size that the update accesses lives through the whole update. Instructions whose buffers share no place can
     /// run as one.
-    fn keeps_in_update(&self, bytes: u64) -> bool;
+    fn keeps_in_update(&self, _bytes: u64) -> bool {
+        false
+    }
 
     /// Returns the commands that the device is given for a step of this number of microbatches.
     ///

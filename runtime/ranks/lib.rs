@@ -1,9 +1,9 @@
 //! The ranks of this process: each has a device of its own, the processor's share of it or a GPU, and runs the same program
 //! on its parts of the tensors. Backends open them.
 //!
-//! [`Ranks::run`] gives every rank a thread, which the rank keeps until its work is done. A rank that fails ends all, and its
-//! error is reported, not the errors of those that ended with it. `platform` has the interface of backends to their callers. `whole` runs steps with whole tensors for those who compare
-//! programs.
+//! [`Ranks::run`] gives every rank a thread, which the rank keeps until its work is done. A rank that fails ends all ranks. Its error is
+//! reported; the errors of the ranks that ended with it are not. `platform` has the interface of backends to their callers. `whole` runs
+//! steps with whole tensors, for comparisons of programs.
 
 mod fate;
 mod parts;

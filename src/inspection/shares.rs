@@ -39,18 +39,19 @@ pub struct Share {
 }
 
 impl Shares {
-    /// What the devices of a program hold.
+    /// The bytes that each device of a program holds.
     pub fn of(module: &Module) -> Self {
         Self::with(module, module.states.values())
     }
 
-    /// What the devices of a pipeline rank hold, by [`Module::of_pipeline_rank`]: that program lists the states of all ranks.
+    /// The bytes that each device of a pipeline rank holds. `module` is the program of [`Module::of_pipeline_rank`], which lists the states of
+    /// all ranks.
     pub(super) fn of_pipeline_rank(module: &Module, rank: u32) -> Self {
         let is_own = |state: &&State| module.pipeline_ranks_with(state).contains(&rank);
         Self::with(module, module.states.values().filter(is_own))
     }
 
-    /// What the devices of a program with these states hold.
+    /// The bytes that each device of a program with these states holds.
     fn with<'m>(module: &'m Module, states: impl Iterator<Item = &'m State>) -> Self {
         let roots = Roots::of(module);
         let read = roots.read(|phase| phase.is_microbatch());

@@ -242,8 +242,8 @@ fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
     write_cluster(f, step)
 }
 
-/// A line for each pipeline rank: the bytes that each of its devices holds of each kind, and those that it sends. The memory that only the
-/// update reads includes the weights of which microbatches read a copy. The plan of a rank counts these weights as parameters.
+/// Writes a line for each pipeline rank, with the bytes that each of its devices holds and sends. Weights of which microbatches read a copy
+/// count as memory that only the update reads. The plan of a rank counts these weights as parameters.
 fn write_ranks(f: &mut fmt::Formatter<'_>, ranks: &[DeviceFacts]) -> fmt::Result {
     writeln!(f, "\neach device of a pipeline rank holds, and sends in the collectives of a step")?;
     writeln!(f, "  rank  parameters   gradients  update only  activations       sends")?;

@@ -1,11 +1,10 @@
 //! The interpreter's answers to lowering: its kernels read and write whole tensors in row-major order, and can do nothing else.
 
-use ir::{Diagnostic, Kernels, Op};
-use program::backend::{Backend, ChainLimits, EpilogueLimits};
+use ir::{Diagnostic, Op};
+use program::backend::{Backend, ChainLimits};
 use program::commands::{Command, CommandList};
-use program::contraction::ContractionPlan;
-use program::kernel_contract::{KernelContract, Unplaced};
-use program::{Exchange, Part, Program, Target};
+use program::kernel_contract::KernelContract;
+use program::{Part, Program, Target};
 use std::sync::Arc;
 
 /// The interpreter as a backend of lowering.
@@ -28,45 +27,9 @@ impl Backend for InterpreterBackend {
         KernelContract::dense()
     }
 
-    fn exchange_scratch(&self, _: &Exchange, _: &[Unplaced], _: &[Unplaced]) -> usize {
-        0
-    }
-
     /// No contract has `in_chains`, so there are no chains.
     fn chain_limits(&self) -> ChainLimits {
         ChainLimits { operators: 1, results: 1 }
-    }
-
-    fn rewrites(&self) -> &'static str {
-        ""
-    }
-
-    fn kernels(&self) -> Option<&'static dyn Kernels> {
-        None
-    }
-
-    fn epilogues(&self) -> Option<EpilogueLimits> {
-        None
-    }
-
-    fn multiplies(&self, _: &ContractionPlan) -> bool {
-        true
-    }
-
-    fn pads_rows(&self) -> bool {
-        false
-    }
-
-    fn takes_parts_in_place(&self) -> bool {
-        false
-    }
-
-    fn copies_beside(&self) -> bool {
-        false
-    }
-
-    fn keeps_in_update(&self, _: u64) -> bool {
-        false
     }
 
     /// Each instruction is a command, and they run one after the other.

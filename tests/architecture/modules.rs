@@ -322,7 +322,7 @@ fn only_the_compiler_calls_the_steps_of_the_recipe() {
 /// The packages of backends.
 const BACKENDS: [&str; 2] = ["cpu", "cuda"];
 
-/// The modules of the driver that name the package of a backend: those that show or check GPUs of NVIDIA.
+/// The modules of the driver that name the package of a backend, because they show or check GPUs of NVIDIA.
 const NAMING_BACKENDS: [&str; 7] = [
     "cli/compile/kernels",
     "cli/doctor",

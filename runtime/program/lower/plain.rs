@@ -1,11 +1,10 @@
 //! A backend without a device, for tests of lowering alone: every kernel takes any strides, and elementwise ones work in place.
 
-use crate::backend::{Backend, ChainLimits, EpilogueLimits, Target};
+use crate::Program;
+use crate::backend::{Backend, ChainLimits, Target};
 use crate::commands::CommandList;
-use crate::contraction::ContractionPlan;
-use crate::kernel_contract::{KernelContract, Unplaced};
-use crate::{Exchange, Program};
-use ir::{Diagnostic, Kernels, Op};
+use crate::kernel_contract::KernelContract;
+use ir::{Diagnostic, Op};
 use std::sync::Arc;
 
 /// The backend. Lowering may begin copies from the host early, or not.
@@ -36,32 +35,8 @@ impl Backend for Plain {
         }
     }
 
-    fn exchange_scratch(&self, _: &Exchange, _: &[Unplaced], _: &[Unplaced]) -> usize {
-        0
-    }
-
     fn chain_limits(&self) -> ChainLimits {
         ChainLimits { operators: 16, results: 4 }
-    }
-
-    fn rewrites(&self) -> &'static str {
-        ""
-    }
-
-    fn kernels(&self) -> Option<&'static dyn Kernels> {
-        None
-    }
-
-    fn epilogues(&self) -> Option<EpilogueLimits> {
-        None
-    }
-
-    fn multiplies(&self, _: &ContractionPlan) -> bool {
-        true
-    }
-
-    fn pads_rows(&self) -> bool {
-        false
     }
 
     fn takes_parts_in_place(&self) -> bool {
@@ -70,10 +45,6 @@ impl Backend for Plain {
 
     fn copies_beside(&self) -> bool {
         self.copies_beside
-    }
-
-    fn keeps_in_update(&self, _: u64) -> bool {
-        false
     }
 
     fn commands(&self, _: &Arc<Program>, _: u64) -> Result<CommandList, Diagnostic> {

@@ -22,7 +22,7 @@ pub fn chosen_schedule(report: &StageReport) -> String {
     format!("schedule: {schedule}, {reason}, on {}", visible(device))
 }
 
-/// The schedules that were not chosen, the fastest first, and those that do not fit behind them.
+/// Describes the schedules that were not chosen. Those that fit come first, and the fastest of them before the others.
 pub(in crate::inspection) fn other_schedules(report: &StageReport) -> String {
     let mut others: Vec<&CandidateReport> =
         report.candidates.iter().filter(|candidate| candidate.schedule != report.schedule).collect();

@@ -5,6 +5,7 @@ pub mod interpreter;
 pub mod layers;
 pub mod models;
 pub mod planted;
+pub mod random_flags;
 pub mod records;
 pub mod running;
 pub mod training;

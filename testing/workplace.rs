@@ -121,6 +121,17 @@ impl Workplace {
         found
     }
 
+    /// The programs in a folder of `--dump`, by the names of their files.
+    pub fn dumped(&self, folder: &str) -> BTreeMap<String, Vec<u8>> {
+        let entries = fs::read_dir(self.path(folder)).expect("the command dumps programs");
+        let file = |entry: std::io::Result<fs::DirEntry>| {
+            let name = entry.expect("the folder can be read").file_name().to_string_lossy().into_owned();
+            let program = self.read(&format!("{folder}/{name}"));
+            (name, program)
+        };
+        entries.map(file).collect()
+    }
+
     /// The lines of the steps in `metrics.jsonl` of a run.
     pub fn metrics(&self, run: &str) -> Vec<serde_json::Value> {
         let text = String::from_utf8(self.read(&format!("{run}/metrics.jsonl"))).expect("JSON is UTF-8");

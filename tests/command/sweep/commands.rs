@@ -1,10 +1,9 @@
 //! Random commands. Each is compared with the same command on one device without the flags that change no numbers, and bit for bit with the
 //! command on the same mesh without the flags that change no bit.
 
-use super::{
-    Allowed, CHANGE_NO_BIT, Ending, MESHES, Outcome, Run, check_cases, draw_alone, draw_shared, longer,
-};
+use super::{Allowed, CHANGE_NO_BIT, Ending, Outcome, Run, check_cases, longer};
 use ir::random::philox;
+use testing::random_flags::{MESHES, draw_alone, draw_shared};
 use testing::records;
 use testing::workplace::Workplace;
 

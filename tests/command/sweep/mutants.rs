@@ -1,11 +1,12 @@
 //! Mutants: models that can be trained, whose fields are changed, in the commands that a user would try. A mutant is refused, or another
 //! run trains it to the losses that one device has.
 
-use super::{Allowed, Ending, MESHES, Outcome, Run, check_cases, draw_alone, draw_shared, ended, longer};
+use super::{Allowed, Ending, Outcome, Run, check_cases, ended, longer};
 use std::fs;
 use std::path::{Path, PathBuf};
 use testing::fuzzing::choices::Choices;
 use testing::fuzzing::mutate;
+use testing::random_flags::{MESHES, draw_alone, draw_shared};
 use testing::workplace::{Ended, Workplace};
 
 /// Files below `testdata`, without their ending.

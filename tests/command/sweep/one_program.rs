@@ -4,71 +4,31 @@
 //! Each command writes the program after each pass. The programs of `compile` and `inspect` are equal byte for byte. `verify` keeps the
 //! gradients, so its programs are equal up to the pass that makes the update.
 
-use super::{MESHES, Outcome, check_cases, draw_alone, draw_shared, ended, longer};
-use ir::random::philox;
+use super::{Outcome, check_cases, ended, longer};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use testing::random_flags::{CLUSTERS, RandomFlags};
 use testing::workplace::Workplace;
 
-/// The models, each with the batch sizes that it accepts.
-const MODELS: [(&str, &[u64]); 9] = [
-    ("models/mlp.dynamo", &[4, 8]),
-    ("models/parted-loss.dynamo", &[4, 8]),
-    ("models/quotient-loss.dynamo", &[4, 8]),
-    ("models/gpt2.dynamo", &[4, 8]),
-    ("models/gpt2-fp16.dynamo", &[4, 8]),
-    ("models/llama.dynamo", &[4, 8]),
-    ("models/mixtral.dynamo", &[4, 8]),
-    ("models/bert.dynamo", &[4, 8]),
-    ("models/resnet.legacy-trainmode", &[4, 8]),
-];
-
-/// Flags that only some models take, and the batch.
-const OTHERS: [&[&str]; 5] = [
-    &["", "", "--global-batch 8", "--global-batch 16"],
-    &["", "", "--init gpt2", "--init kaiming"],
-    &["", "", "--dropout 0.1", "--lr-schedule cosine:warmup=2,steps=8"],
-    &["", "", "--memory 1GiB", "--moe experts=2,top=1"],
-    &["", "", "--cluster node.toml", "--cluster nodes.toml"],
-];
-
-/// The files of `--cluster`: one node, and two nodes that large meshes do not fit into.
-const CLUSTERS: [(&str, &str); 2] = [
-    ("node.toml", "preset = 'h100'\nnodes = 1\n[node]\ndevices = 8\n"),
-    ("nodes.toml", "preset = 'a100'\nnodes = 2\n[node]\ndevices = 2\n"),
-];
-
+/// A comparison of programs.
 struct Case {
-    model: &'static str,
-    flags: String,
+    random: RandomFlags,
+    /// Whether a run of one step is resumed, too.
+    resumes: bool,
 }
+
+/// The folders of `--dump`.
+const FOLDERS: [&str; 7] =
+    ["of-compile", "of-inspect", "of-config", "of-deepspeed", "of-whole-batch", "of-resume", "of-verify"];
 
 impl Case {
     fn of(seed: u64) -> Self {
-        let mut drawn = 0;
-        let mut draw = |count: usize| {
-            drawn += 1;
-            philox(seed, [drawn, 0, 0, 12])[0] as usize % count
-        };
-        let (model, batches) = MODELS[draw(MODELS.len())];
-        let shared = draw_shared(&mut draw);
-        let mesh = MESHES[draw(if model.contains("mixtral") { MESHES.len() } else { MESHES.len() - 3 })];
-        let own = draw_alone(mesh, &shared, &mut draw).join(" ");
-        let batch = batches[draw(batches.len())] / mesh.1;
-        let others: Vec<&str> = OTHERS.iter().map(|axis| axis[draw(axis.len())]).collect();
-        let flags = format!(
-            "{} {own} {} --microbatch {batch} --seed {}",
-            shared.join(" "),
-            others.join(" "),
-            draw(100)
-        );
-        Self { model, flags }
+        Self { random: RandomFlags::of(seed), resumes: seed.is_multiple_of(3) }
     }
 
     fn check(&self, place: &Workplace) -> Result<Outcome, String> {
-        let Self { model, flags } = self;
+        let RandomFlags { model, batch, flags, .. } = &self.random;
         // A command that is refused has written the programs before its error.
-        for folder in ["of-compile", "of-inspect", "of-config", "of-deepspeed", "of-verify"] {
+        for folder in FOLDERS {
             std::fs::remove_dir_all(place.path(folder)).ok();
         }
         CLUSTERS.iter().for_each(|(file, text)| place.write(file, text.as_bytes()));
@@ -87,9 +47,9 @@ impl Case {
         if is_refused {
             return Ok(Outcome::Refused);
         }
-        let expected = programs(place, "of-compile");
+        let expected = place.dumped("of-compile");
         let compare = |to: &str, until: &str| -> Result<(), String> {
-            let found = programs(place, to);
+            let found = place.dumped(to);
             for (name, text) in expected.iter().take_while(|(name, _)| !name.contains(until)) {
                 if found.get(name) != Some(text) {
                     return Err(format!("{compile}: {to}/{name} is not the program of compile"));
@@ -99,16 +59,35 @@ impl Case {
         };
         // The evaluation is compiled after the step. The other commands do not compile it.
         compare("of-inspect", "-keep")?;
-        if let (true, _, told) = run("inspect", "--config run/config.toml", "of-config")? {
-            return Err(format!("{compile}: inspect refuses its config.toml\n{told}"));
-        }
-        compare("of-config", "-keep")?;
         let (json, rest) = in_deepspeed(flags);
         place.write("deepspeed.json", json.to_string().as_bytes());
-        if let (true, _, told) = run("inspect", &format!("{rest} --config deepspeed.json"), "of-deepspeed")? {
-            return Err(format!("{compile}: inspect refuses {json}\n{told}"));
+        let (without, has_batch) = self.random.without("--global-batch");
+        let whole = if has_batch { flags.clone() } else { format!("{flags} --global-batch {batch}") };
+        let ways = [
+            ("of-config", "--config run/config.toml".to_owned()),
+            ("of-deepspeed", format!("{rest} --config deepspeed.json")),
+            ("of-whole-batch", whole),
+        ];
+        for (to, flags) in ways {
+            if let (true, command, told) = run("inspect", &flags, to)? {
+                return Err(format!("{compile}: {command} is refused\n{told}"));
+            }
+            compare(to, "-keep")?;
         }
-        compare("of-deepspeed", "-keep")?;
+        if self.resumes {
+            let data = "--train synthetic";
+            let begin = format!("compile testdata/{model}.onnx {flags} {data} --steps 1 -o begun --force");
+            let begun = ended(place, &begin, None)?;
+            if begun.status.code() != Some(0) {
+                return Err(format!("{begin}: {}", begun.stderr));
+            }
+            // The checkpoint has the global batch.
+            let resume = format!("{without} {data} --steps 2 --resume=begun -o again --force");
+            if let (true, command, told) = run("compile", &resume, "of-resume")? {
+                return Err(format!("{compile}: {command} is refused\n{told}"));
+            }
+            compare("of-resume", "-keep")?;
+        }
         // `verify` has nothing to compare for a step without gradients, for example.
         if !run("verify", flags, "of-verify")?.0 {
             compare("of-verify", "-optimizer")?;
@@ -135,18 +114,6 @@ fn in_deepspeed(flags: &str) -> (Value, String) {
         }
     }
     (json, rest.join(" "))
-}
-
-/// The programs in a folder of `--dump`.
-fn programs(place: &Workplace, folder: &str) -> BTreeMap<String, Vec<u8>> {
-    let path = place.path(folder);
-    let entries = std::fs::read_dir(&path).expect("the command dumps programs");
-    let file = |entry: std::io::Result<std::fs::DirEntry>| {
-        let path = entry.expect("the folder can be read").path();
-        let name = path.file_name().expect("a file has a name").to_string_lossy().into_owned();
-        (name, std::fs::read(path).expect("a file can be read"))
-    };
-    entries.map(file).collect()
 }
 
 fn check([first, count]: [u64; 2]) {

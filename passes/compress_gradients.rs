@@ -345,10 +345,10 @@ impl States<'_, '_> {
         let mut addends = self.b.cast(addends, FULL)?;
         for factor in factors {
             let factor = self.b.cast(factor, FULL)?;
-            addends = self.b.mul(addends, factor)?;
+            addends = self.b.build(addends * factor)?;
         }
         let (state, errors) = self.add("error", ty, Initializer::Zeros);
-        Ok((self.b.add(addends, errors)?, state))
+        Ok((self.b.build(addends + errors)?, state))
     }
 }
 

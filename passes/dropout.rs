@@ -17,7 +17,6 @@ use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::ops::constant::Iota;
 use ir::ops::dropout::Dropout as Operator;
-use ir::ops::elementwise::Binary;
 use ir::ops::random::RandomUniform;
 use ir::{
     At, Builder, Changed, DType, Diagnostic, Dim, Initializer, Level, Module, NodeId, Op, Phase, Role,
@@ -304,7 +303,7 @@ impl Numbers {
         let before = b.module().states[id].input;
         b.origin("dropout").at(At::Start(Phase::Prepare));
         let last = b.scalar(DType::I64, -1.0)?;
-        let of_the_step = b.one(Binary::Sub, &[last, before])?;
+        let of_the_step = b.build(last - before)?;
         let of_the_step = b.reshape(of_the_step, [Dim::known(1)])?;
         b.at(At::Start(Phase::Forward));
         Ok(Self { of_samples: count_samples(b, id, decision.batch)?, of_the_step })
@@ -315,9 +314,9 @@ impl Numbers {
 fn count_samples(b: &mut Builder, counter: StateId, batch: u64) -> Result<ValueId, TypeError> {
     let before = b.module().states[counter].input;
     let index = b.one_typed(Iota { dim: 0 }, &[], Type::of(DType::I64, &[batch]))?;
-    let of_samples = b.add(before, index)?;
+    let of_samples = b.build(before + index)?;
     let batch = b.scalar(DType::I64, batch as f64)?;
-    let after = b.add(before, batch)?;
+    let after = b.build(before + batch)?;
     b.tables().states[counter].output = Some(after);
     Ok(of_samples)
 }

@@ -268,7 +268,7 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
         let lr = match rates.get(&update.lr_factor.to_bits()) {
             Some(&rate) => rate,
             None => {
-                let rate = b.scale(lr, update.lr_factor)?;
+                let rate = b.build(lr * update.lr_factor)?;
                 rates.insert(update.lr_factor.to_bits(), rate);
                 rate
             }
@@ -332,7 +332,7 @@ fn build_step(b: &mut Builder) -> Result<Step, TypeError> {
     let id = b.tables().add_state("step", Type::scalar(DType::I64), Role::Counter, Initializer::Zeros);
     let counter = b.module().states[id].input;
     let one = b.scalar(DType::I64, 1.0)?;
-    let next = b.add(counter, one)?;
+    let next = b.build(counter + one)?;
     b.tables().states[id].output = Some(next);
     Ok(Step { before: b.cast(counter, DType::F64)?, after: b.cast(next, DType::F64)? })
 }
@@ -353,23 +353,21 @@ pub(crate) fn build_norm(b: &mut Builder, gradients: &[Factored]) -> Result<Valu
                 Some(&square) => square,
                 None => {
                     let wide = b.cast(factor, DType::F64)?;
-                    *squares_of.entry(factor).or_insert(b.mul(wide, wide)?)
+                    *squares_of.entry(factor).or_insert(b.build(wide * wide)?)
                 }
             };
-            squares = b.mul(squares, square)?;
+            squares = b.build(squares * square)?;
         }
-        total = b.add(total, squares)?;
+        total = b.build(total + squares)?;
     }
-    b.one(Unary::Sqrt, &[total])
+    b.build(Unary::Sqrt.of(total))
 }
 
 /// Builds `min(1, clip / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_` does.
 fn build_clip_scale(b: &mut Builder, clip: f64, norm: ValueId) -> Result<ValueId, TypeError> {
     let (clip, one) = (b.scalar(DType::F64, clip)?, b.scalar(DType::F64, 1.0)?);
     let small = b.scalar(DType::F64, 1e-6)?;
-    let divisor = b.add(norm, small)?;
-    let scale = b.one(Binary::Div, &[clip, divisor])?;
-    b.one(Binary::Min, &[scale, one])
+    b.build(Binary::Min.of(clip / (norm + small), one))
 }
 
 /// Selects the old value of every state that the update changes, if a step is skipped. The scaler's states change in any case, and
@@ -381,7 +379,7 @@ fn build_skip(b: &mut Builder, skipped: ValueId) -> Result<(), TypeError> {
         let Some(new) = output.filter(|&new| role != Role::Scaler && is_overwritten(b.module(), new)) else {
             continue;
         };
-        let new = b.one(Select, &[skipped, input, new])?;
+        let new = b.build(Select.of(skipped, input, new))?;
         b.tables().states[id].output = Some(new);
     }
     Ok(())

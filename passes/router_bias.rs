@@ -8,7 +8,7 @@
 use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::settle::settle;
-use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::elementwise::Compare;
 use ir::{
     At, Builder, Changed, DType, Diagnostic, Level, Module, Phase, StateId, StepOutput, TypeError, ValueId,
 };
@@ -72,16 +72,11 @@ impl RouterBias {
         b.origin(state.name.as_str()).stage(state.stage).at(At::End(Phase::Update));
         // Whole numbers are compared: experts · load, and the sum of all loads.
         let experts = b.ty(load).numel().unwrap_or(1) as f64;
-        let own = b.scale(load, experts)?;
+        let own = b.build(load * experts)?;
         let all = b.sum(load, &[0])?;
-        let mut side = |less: ValueId, more: ValueId| {
-            let is_less = b.one(Compare::Less, &[less, more])?;
-            b.cast(is_less, DType::F32)
-        };
+        let mut side = |less: ValueId, more: ValueId| b.build(Compare::Less.of(less, more).cast(DType::F32));
         let (too_few, too_many) = (side(own, all)?, side(all, own)?);
-        let sign = b.one(Binary::Sub, &[too_few, too_many])?;
-        let change = b.scale(sign, self.rate)?;
-        let new = b.add(state.input, change)?;
+        let new = b.build(state.input + (too_few - too_many) * self.rate)?;
         b.tables().states[id].output = Some(new);
         Ok(())
     }

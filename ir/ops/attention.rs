@@ -242,34 +242,28 @@ impl Attention {
         let (q, k, v, bias) = (of(0)?, of(1)?, of(2)?, of(3)?);
         let (out, dout) = (b.cast(node.results[0], wide)?, b.cast(dout, wide)?);
         let product = against_keys(b, q, k)?;
-        let scaled = b.scale(product, self.scale.get())?;
-        let scores = b.add(scaled, bias)?;
+        let scores = b.build(product * self.scale.get() + bias)?;
         let [batch, heads, queries, keys] = [0, 1, 2, 3].map(|i| b.ty(scores).dims[i].clone());
         let rows = [batch, heads, queries.clone(), Dim::known(1)];
         let total = b.reshape(node.results[1], rows.clone())?;
-        let lowest = b.splat_like(total, f64::NEG_INFINITY)?;
-        let mut hidden = b.one(Compare::Equal, &[total, lowest])?;
+        let mut hidden = b.build(Compare::Equal.of(total, f64::NEG_INFINITY))?;
         if self.causal {
             let places = Type::new(DType::I64, [queries, keys]);
             let [query, key] = [0, 1].map(|dim| b.one_typed(Iota { dim }, &[], places.clone()));
-            let later = b.one(Compare::Greater, &[key?, query?])?;
-            hidden = b.one(Logical::Or, &[hidden, later])?;
+            hidden = b.build(Logical::Or.of(hidden, Compare::Greater.of(key?, query?)))?;
         }
-        let shifted = b.one(Binary::Sub, &[scores, total])?;
-        let exp = b.one(Unary::Exp, &[shifted])?;
+        let exp = b.build(Unary::Exp.of(scores - total))?;
         let zero = b.splat_like(exp, 0.0)?;
-        let exp = b.one(Select, &[hidden, zero, exp])?;
+        let exp = b.build(Select.of(hidden, zero, exp))?;
         // As in `AttentionGrad`; an empty row has no sum.
         let sum = b.sum(exp, &[3])?;
         let sum = b.reshape(sum, rows.clone())?;
-        let share = b.one(Binary::Div, &[exp, sum])?;
-        let probability = b.one(Select, &[hidden, zero, share])?;
+        let probability = b.build(Select.of(hidden, zero, exp / sum))?;
         let dprobability = against_keys(b, dout, v)?;
-        let products = b.mul(dout, out)?;
+        let products = b.build(dout * out)?;
         let dot = b.sum(products, &[3])?;
         let dot = b.reshape(dot, rows)?;
-        let apart = b.one(Binary::Sub, &[dprobability, dot])?;
-        let dscore = b.mul(probability, apart)?;
+        let dscore = b.build(probability * (dprobability - dot))?;
         let dmask = b.sum_to_like(dscore, mask)?;
         b.cast(dmask, b.ty(mask).dtype)
     }

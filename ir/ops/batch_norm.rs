@@ -14,7 +14,6 @@
 //!
 //! All operands have the same float type.
 
-use super::elementwise::Binary;
 use super::loss::sum_dtype;
 use super::reduce::{Reduce, ReduceKind};
 use super::*;
@@ -124,7 +123,7 @@ impl Operator for BatchStatistics {
         let share = 1.0 / count as f64;
         let through_mean = match d[0] {
             Some(dmean) => {
-                let dmean = b.scale(dmean, share)?;
+                let dmean = b.build(dmean * share)?;
                 Some(b.reshape(dmean, dims.clone())?)
             }
             None => None,
@@ -132,14 +131,13 @@ impl Operator for BatchStatistics {
         let Some(dvariance) = d[1] else {
             return Ok(vec![through_mean.map(|dx| b.broadcast(dx, ty.dims)).transpose()?]);
         };
-        let dvariance = b.scale(dvariance, 2.0 * share)?;
+        let dvariance = b.build(dvariance * (2.0 * share))?;
         let [dvariance, mean] = [dvariance, node.results[0]].map(|value| b.reshape(value, dims.clone()));
-        let centred = b.one(Binary::Sub, &[x, mean?])?;
-        let through_variance = b.mul(centred, dvariance?)?;
-        Ok(vec![Some(match through_mean {
-            Some(through_mean) => b.add(through_variance, through_mean)?,
+        let through_variance = (x - mean?) * dvariance?;
+        Ok(vec![Some(b.build(match through_mean {
+            Some(through_mean) => through_variance + through_mean,
             None => through_variance,
-        })])
+        })?)])
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -176,15 +174,12 @@ impl Operator for BatchStatistics {
             let sum = Reduce { kind: ReduceKind::Sum, dims: others.clone(), keep: false };
             b.one(sum, &[value])
         };
-        let over = |b: &mut Builder, sum, count: u64| {
-            let count = b.splat_like(sum, count as f64)?;
-            b.one(Binary::Div, &[sum, count])
-        };
+        let over = |b: &mut Builder, sum: ValueId, count: u64| b.build(sum / count as f64);
         let total = sum(b, x)?;
         let mean = over(b, total, count)?;
         let wide = b.reshape(mean, broadcast_dims(&ty))?;
-        let centred = b.one(Binary::Sub, &[x, wide])?;
-        let squares = b.mul(centred, centred)?;
+        let centred = b.build(x - wide)?;
+        let squares = b.build(centred * centred)?;
         let squares = sum(b, squares)?;
         let (variance, unbiased) = (over(b, squares, count)?, over(b, squares, (count - 1).max(1))?);
         [mean, variance, unbiased].into_iter().map(|statistic| b.cast(statistic, ty.dtype)).collect()

@@ -1,6 +1,6 @@
 //! Losses as a sum and a weight. The mean over the global batch is taken in `update`.
 
-use super::elementwise::{Binary, Compare, Logical, Select, Unary};
+use super::elementwise::{Compare, Logical, Select, Unary};
 use super::indexing::GatherElements;
 use super::reduce::ReduceKind;
 use super::softmax::{along_dim, logsumexp, logsumexp_nodes};
@@ -134,17 +134,16 @@ impl Operator for CrossEntropy {
         let counts = self.counts(b, labels, classes)?;
         let mut label_logit = b.one(GatherElements { dim }, &[logits, labels])?;
         if smoothing != 0.0 {
-            label_logit = b.scale(label_logit, 1.0 - smoothing)?;
+            label_logit = b.build(label_logit * (1.0 - smoothing))?;
         }
-        let mut loss = b.one(Binary::Sub, &[logsumexp, label_logit])?;
+        let mut loss = b.build(logsumexp - label_logit)?;
         if smoothing != 0.0 {
-            let total = along_dim(b, ReduceKind::Sum, logits, dim)?;
-            let share = b.scale(total, smoothing / classes as f64)?;
-            loss = b.one(Binary::Sub, &[loss, share])?;
+            let total = along_dim(ReduceKind::Sum, logits, dim);
+            loss = b.build(loss - total * (smoothing / classes as f64))?;
         }
         let (zero, one) = (b.scalar(dtype, 0.0)?, b.scalar(dtype, 1.0)?);
-        let loss = b.one(Select, &[counts, loss, zero])?;
-        let weight = b.one(Select, &[counts, one, zero])?;
+        let loss = b.build(Select.of(counts, loss, zero))?;
+        let weight = b.build(Select.of(counts, one, zero))?;
         let all: Vec<u32> = (0..=dim).collect();
         let (sum, weight) = (b.sum(loss, &all)?, b.sum(weight, &all)?);
         let positions = one_each[..dim as usize].to_vec();
@@ -156,15 +155,12 @@ impl CrossEntropy {
     /// Returns whether each i64 label counts, with the rule of [`class`].
     fn counts(&self, b: &mut Builder, labels: ValueId, classes: u64) -> Result<ValueId, TypeError> {
         let (zero, end) = (b.scalar(DType::I64, 0.0)?, b.scalar(DType::I64, classes as f64)?);
-        let from_zero = b.one(Compare::GreaterEqual, &[labels, zero])?;
-        let below = b.one(Compare::Less, &[labels, end])?;
-        let mut counts = b.one(Logical::And, &[from_zero, below])?;
+        let from_zero = b.build(Compare::GreaterEqual.of(labels, zero))?;
+        let mut counts = b.build(Logical::And.of(from_zero, Compare::Less.of(labels, end)))?;
         // A label that is not a class does not count in any case.
         if u64::try_from(self.ignore_index).is_ok_and(|ignored| ignored < classes) {
             let ignored = b.scalar(DType::I64, self.ignore_index as f64)?;
-            let ignored = b.one(Compare::Equal, &[labels, ignored])?;
-            let others = b.one(Unary::Not, &[ignored])?;
-            counts = b.one(Logical::And, &[counts, others])?;
+            counts = b.build(Logical::And.of(counts, Unary::Not.of(Compare::Equal.of(labels, ignored))))?;
         }
         Ok(counts)
     }

@@ -138,18 +138,16 @@ impl Operator for Reduce {
                 let count = self
                     .count(&dims)
                     .ok_or(GradientError::Undefined("a dim that is averaged must be bound"))?;
-                let share = b.scale(dy, 1.0 / count as f64)?;
+                let share = b.build(dy * (1.0 / count as f64))?;
                 b.broadcast(share, dims)?
             }
             ReduceKind::Max | ReduceKind::Min => {
                 let y = b.reshape(y, kept)?;
                 let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
-                let equal = b.one(Compare::Equal, &[x, y])?;
-                let hit = b.one(Select, &[equal, one, zero])?;
+                let hit = b.build(Select.of(Compare::Equal.of(x, y), one, zero))?;
                 let hits =
                     b.one(Self { kind: ReduceKind::Sum, dims: self.dims.clone(), keep: true }, &[hit])?;
-                let share = b.one(Binary::Div, &[dy, hits])?;
-                b.mul(hit, share)?
+                b.build(hit * (dy / hits))?
             }
         };
         Ok(vec![Some(dx)])
@@ -214,7 +212,7 @@ impl Operator for Reduce {
         let count = count.ok_or_else(|| TypeError::new("a dim that is averaged must be bound"))?;
         let sum = b.one(Self { kind: ReduceKind::Sum, ..self.clone() }, &[x])?;
         let count = b.splat_like(sum, count as f64)?;
-        Ok(vec![b.one(Binary::Div, &[sum, count])?])
+        Ok(vec![b.build(sum / count)?])
     }
 }
 

@@ -1,6 +1,5 @@
 //! Rotary position embedding.
 
-use super::elementwise::Unary;
 use super::*;
 use crate::tensor::{broadcast_strides, offsets};
 use crate::types::broadcast;
@@ -70,13 +69,13 @@ impl Operator for Rotary {
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let [x, cos, sin] = [0, 1, 2].map(|i| node.operands[i]);
         let Some(dy) = d[0] else { return Ok(vec![None; 3]) };
-        let back = b.one(Unary::Neg, &[sin])?;
+        let back = b.build(-sin)?;
         let dx = b.one(self.clone(), &[dy, cos, back])?;
-        let along = b.mul(x, dy)?;
+        let along = b.build(x * dy)?;
         let table = Type::new(b.ty(cos).dtype, b.ty(cos).dims.clone());
         let right_angle = [b.splat(table.clone(), 0.0)?, b.splat(table, 1.0)?];
         let turned = b.one(self.clone(), &[x, right_angle[0], right_angle[1]])?;
-        let across = b.mul(turned, dy)?;
+        let across = b.build(turned * dy)?;
         Ok(vec![Some(dx), Some(self.of_table(b, along, cos)?), Some(self.of_table(b, across, sin)?)])
     }
 

@@ -163,7 +163,7 @@ impl ScatterKind {
                 let zeros = b.splat(whole(b.ty(updates)), 0.0)?;
                 let d_data = b.one(scatter(self), &[dout, indices, zeros])?;
                 let (read, stays) = (b.one(gather, &[dout, indices])?, stays(b)?);
-                (d_data, b.one(Select, &[stays, read, zeros])?)
+                (d_data, b.build(Select.of(stays, read, zeros))?)
             }
             Self::Mul => {
                 let (data_factors, update_factors) = (Factor::of(b, data)?, Factor::of(b, updates)?);
@@ -176,7 +176,7 @@ impl ScatterKind {
                 let of_data = data_factors.others(b, products[0], zeros[0])?;
                 let of_updates = update_factors.others(b, products[1], zeros[1])?;
                 let read = b.one(gather.clone(), &[dout, indices])?;
-                (b.mul(dout, of_data)?, b.mul(read, of_updates)?)
+                (b.build(dout * of_data)?, b.build(read * of_updates)?)
             }
             // As in a reduction, equal largest elements share the gradient.
             Self::Max | Self::Min => {
@@ -184,9 +184,9 @@ impl ScatterKind {
                 let read = b.one(gather.clone(), &[out, indices])?;
                 let (of_data, of_updates) = (hits(b, data, out)?, hits(b, updates, read)?);
                 let count = b.one(scatter(Self::Add), &[of_data, indices, of_updates])?;
-                let share = b.one(Binary::Div, &[dout, count])?;
+                let share = b.build(dout / count)?;
                 let read = b.one(gather, &[share, indices])?;
-                (b.mul(of_data, share)?, b.mul(of_updates, read)?)
+                (b.build(of_data * share)?, b.build(of_updates * read)?)
             }
         };
         Ok(vec![Some(d_data), None, Some(d_updates)])
@@ -196,8 +196,7 @@ impl ScatterKind {
 /// Returns 1 where two tensors are equal, else 0.
 fn hits(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
     let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
-    let equal = b.one(Compare::Equal, &[x, y])?;
-    b.one(Select, &[equal, one, zero])
+    b.build(Select.of(Compare::Equal.of(x, y), one, zero))
 }
 
 /// A factor of products, which may be zero.
@@ -211,8 +210,9 @@ struct Factor {
 impl Factor {
     fn of(b: &mut Builder, x: ValueId) -> Result<Self, TypeError> {
         let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
-        let is_zero = b.one(Compare::Equal, &[x, zero])?;
-        let (nonzero, zeros) = (b.one(Select, &[is_zero, one, x])?, b.one(Select, &[is_zero, one, zero])?);
+        let is_zero = b.build(Compare::Equal.of(x, zero))?;
+        let (nonzero, zeros) =
+            (b.build(Select.of(is_zero, one, x))?, b.build(Select.of(is_zero, one, zero))?);
         Ok(Self { nonzero, zeros })
     }
 
@@ -220,9 +220,7 @@ impl Factor {
     /// factors.
     fn others(&self, b: &mut Builder, product: ValueId, zeros: ValueId) -> Result<ValueId, TypeError> {
         let zero = b.splat_like(product, 0.0)?;
-        let alone = b.one(Compare::Equal, &[zeros, self.zeros])?;
-        let rest = b.one(Binary::Div, &[product, self.nonzero])?;
-        b.one(Select, &[alone, rest, zero])
+        b.build(Select.of(Compare::Equal.of(zeros, self.zeros), product / self.nonzero, zero))
     }
 }
 
@@ -295,7 +293,7 @@ impl Operator for ScatterElements {
             let zeros = b.splat(Type::new(DType::I64, places), 0.0)?;
             let last = b.one(self.clone(), &[zeros, indices, numbers])?;
             let last = b.one(gather, &[last, indices])?;
-            b.one(Compare::Equal, &[last, numbers])
+            b.build(Compare::Equal.of(last, numbers))
         })
     }
 
@@ -355,7 +353,7 @@ impl Operator for ScatterNd {
             let zeros = b.splat(Type::new(DType::I64, data.dims[..used].iter().cloned()), 0.0)?;
             let last = b.one(self.clone(), &[zeros, indices, numbers])?;
             let last = b.one(gather, &[last, indices])?;
-            let stays = b.one(Compare::Equal, &[last, numbers])?;
+            let stays = b.build(Compare::Equal.of(last, numbers))?;
             let rest = data.dims[used..].iter().map(|_| Dim::known(1));
             b.reshape(stays, positions.iter().cloned().chain(rest))
         })

@@ -102,8 +102,7 @@ impl Running {
 /// `momentum·running + (1 - momentum)·batch`
 fn average(cx: &mut Context, running: ValueId, batch: ValueId, momentum: f64) -> Result<ValueId, Problem> {
     let batch = cx.b.cast(batch, cx.ty(running).dtype)?;
-    let (kept, added) = (cx.b.scale(running, momentum)?, cx.b.scale(batch, 1.0 - momentum)?);
-    Ok(cx.b.add(kept, added)?)
+    cx.build(running * momentum + batch * (1.0 - momentum))
 }
 
 /// Returns the file's tensor that an input reads, if it reads one directly.

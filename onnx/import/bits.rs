@@ -3,7 +3,7 @@
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use ir::DType;
-use ir::ops::elementwise::{Binary, Bitcast, Bitwise};
+use ir::ops::elementwise::{Bitcast, Bitwise};
 
 /// BitwiseAnd, BitwiseOr, BitwiseXor and BitShift. The standard does not define shifts by a negative amount. In its tests, which
 /// numpy made, they shift all bits out.
@@ -32,7 +32,7 @@ pub(super) fn bitwise_not(cx: &mut Context, call: &Call) -> Outputs {
         return Err(Problem::new(format!("only integers have bits to invert; the operand is {}", cx.ty(x))));
     }
     let zero = cx.b.splat_like(x, 0.0)?;
-    let ones = cx.binary_with(Binary::Sub, zero, 1.0)?;
+    let ones = cx.build(zero - 1.0)?;
     one(cx.b.one(Bitwise::Xor, &[x, ones])?)
 }
 

@@ -11,7 +11,7 @@ use super::contrib::dims;
 use ir::ops::Float;
 use ir::ops::attention::Attention;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::ops::elementwise::{Compare, Logical, Select};
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId};
 
@@ -78,7 +78,7 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     }
     let mut all = cx.b.one(Contract::new("bsi,ih->bsh"), &[x, weight])?;
     if let Some(bias) = cx.optional(call, 2)? {
-        all = cx.binary(Binary::Add, all, bias)?;
+        all = cx.build(all + bias)?;
     }
     let width = width.size().ok_or_else(|| Problem::new("the size of the weight is not bound"))?;
     let widths = match call.ints("qkv_hidden_sizes") {
@@ -160,7 +160,7 @@ fn biased(cx: &mut Context, values: [ValueId; 3], bias: Option<ValueId>) -> Resu
     for sum in &mut sums {
         let width = cx.axis(*sum, -1).and_then(|dim| cx.bound(*sum, dim, "adds a bias along"))?;
         let part = cx.b.slice(bias, 0, start, Dim::known(width))?;
-        *sum = cx.binary(Binary::Add, *sum, part)?;
+        *sum = cx.build(*sum + part)?;
         start += width;
     }
     if cx.ty(bias).dims[..] != [Dim::known(start)] {
@@ -223,22 +223,21 @@ fn padding(cx: &mut Context, call: &Call, i: usize, heads: &Heads) -> Result<Opt
                 Ok::<_, Problem>(cx.b.reshape(part, [batch.clone(), one.clone(), one.clone(), one.clone()])?)
             };
             let ends = column(cx, 0)?;
-            let before_end = cx.compare(Compare::Less, key, ends)?;
+            let before_end = cx.build(Compare::Less.of(key, ends))?;
             if *lengths == batch {
                 return Ok(Some(before_end));
             }
             let samples = batch.size().filter(|n| Some(2 * n) == lengths.size()).ok_or_else(wrong)?;
             let starts = column(cx, samples)?;
-            let from_start = cx.compare(Compare::GreaterEqual, key, starts)?;
-            Ok(Some(cx.b.one(Logical::And, &[before_end, from_start])?))
+            Ok(Some(cx.build(Logical::And.of(before_end, Compare::GreaterEqual.of(key, starts)))?))
         }
         [b, k] if *b == batch && *k == keys => {
             let wide = cx.b.reshape(mask, [batch, one.clone(), one, keys])?;
-            Ok(Some(cx.compare_with(Compare::Greater, wide, 0.0)?))
+            Ok(Some(cx.build(Compare::Greater.of(wide, 0.0))?))
         }
         [b, q, k] if *b == batch && *q == queries && *k == keys => {
             let wide = cx.with_dim(mask, 1)?;
-            Ok(Some(cx.compare_with(Compare::Greater, wide, 0.0)?))
+            Ok(Some(cx.build(Compare::Greater.of(wide, 0.0))?))
         }
         _ => Err(wrong()),
     }
@@ -255,9 +254,9 @@ fn masked(cx: &mut Context, call: &Call, padding: Option<ValueId>, bias: usize) 
                 None => cx.value(call, 0).map(|x| cx.ty(x).dtype)?,
             };
             let zero = cx.b.scalar(dtype, 0.0)?;
-            let added = cx.choose_or(seen, zero, filter)?;
+            let added = cx.build(Select.of(seen, zero, filter))?;
             Some(match bias {
-                Some(bias) => cx.binary(Binary::Add, added, bias)?,
+                Some(bias) => cx.build(added + bias)?,
                 None => added,
             })
         }
@@ -292,7 +291,7 @@ pub(super) fn scale(call: &Call, width: &Dim) -> Result<f64, Problem> {
 /// Builds the causal order: a query sees the past keys and the keys up to its own.
 pub(super) fn causal_order(cx: &mut Context, queries: Dim, keys: Dim, past: u64) -> Built {
     let query = cx.counted(DType::I64, 4, 2, queries)?;
-    let query = if past > 0 { cx.binary_with(Binary::Add, query, past as f64)? } else { query };
+    let query = if past > 0 { cx.build(query + past as f64)? } else { query };
     let key = cx.counted(DType::I64, 4, 3, keys)?;
-    cx.compare(Compare::LessEqual, key, query)
+    cx.build(Compare::LessEqual.of(key, query))
 }

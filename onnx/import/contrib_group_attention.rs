@@ -9,7 +9,7 @@ use super::contrib::dims;
 use super::contrib_attention::{causal_order, heads, merge_heads, scale, split_heads, without_inputs};
 use ir::ops::Float;
 use ir::ops::attention::Attention;
-use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::ops::elementwise::{Compare, Logical};
 use ir::ops::indexing::Gather;
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::Concat;
@@ -112,7 +112,7 @@ fn tables(cx: &mut Context, call: &Call, length: &Dim) -> Result<[ValueId; 2], P
         let first = cx.b.slice(row, 1, 0, Dim::known(1))?;
         let first = cx.b.reshape(first, [Dim::known(1)])?;
         let first = cx.b.cast(first, DType::I64)?;
-        places = cx.binary(Binary::Add, places, first)?;
+        places = cx.build(places + first)?;
     }
     let mut tables = [cx.value(call, 7)?, cx.value(call, 8)?];
     for table in &mut tables {
@@ -150,20 +150,19 @@ fn present(cx: &mut Context, call: &Call, batch: &Dim, length: &Dim) -> Result<O
     let one = || Dim::known(1);
     let last = cx.b.reshape(last, [batch.clone(), one(), one(), one()])?;
     let key = cx.counted(DType::I64, 4, 3, length.clone())?;
-    Ok(Some(cx.compare(Compare::LessEqual, key, last)?))
+    Ok(Some(cx.build(Compare::LessEqual.of(key, last))?))
 }
 
 /// Builds the keys that are fewer than `size` places before the query.
 fn within(cx: &mut Context, length: &Dim, size: i64) -> Built {
     let query = cx.counted(DType::I64, 4, 2, length.clone())?;
     let key = cx.counted(DType::I64, 4, 3, length.clone())?;
-    let before = cx.binary(Binary::Sub, query, key)?;
-    cx.compare_with(Compare::Less, before, size as f64)
+    cx.build(Compare::Less.of(query - key, size as f64))
 }
 
 fn also(cx: &mut Context, mask: &mut Mask, seen: ValueId) -> Result<(), Problem> {
     mask.seen = Some(match mask.seen {
-        Some(other) => cx.b.one(Logical::And, &[other, seen])?,
+        Some(other) => cx.build(Logical::And.of(other, seen))?,
         None => seen,
     });
     Ok(())

@@ -4,7 +4,7 @@ use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
 use super::contrib;
 use ir::ops::Float;
-use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::elementwise::Compare;
 use ir::ops::indexing::Gather;
 use ir::ops::norm::{LayerNorm, RmsNorm};
 use ir::ops::reduce::ReduceKind;
@@ -19,9 +19,9 @@ pub(super) fn skip_norm(cx: &mut Context, call: &Call) -> Outputs {
     let simplified = call.op() == "SkipSimplifiedLayerNormalization";
     let (input, skip, scale) = (cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?);
     let dims = cx.ty(input).dims.clone();
-    let mut sum = cx.binary(Binary::Add, input, skip)?;
+    let mut sum = cx.build(input + skip)?;
     if let Some(bias) = cx.optional(call, if simplified { 3 } else { 4 })? {
-        sum = cx.binary(Binary::Add, sum, bias)?;
+        sum = cx.build(sum + bias)?;
     }
     if cx.ty(sum).dims != dims {
         return Err(Problem::new(format!("adds {} to {}", cx.ty(skip), cx.ty(input))));
@@ -75,11 +75,11 @@ pub(super) fn embed_layer_norm(cx: &mut Context, call: &Call) -> Outputs {
         None => cx.counted(DType::I64, 1, 0, length)?,
     };
     let embedded = cx.b.one(Gather { dim: 0 }, &[places, positions])?;
-    sum = cx.binary(Binary::Add, sum, embedded)?;
+    sum = cx.build(sum + embedded)?;
     match (cx.optional(call, 1)?, cx.optional(call, 4)?) {
         (Some(ids), Some(segments)) => {
             let embedded = cx.b.one(Gather { dim: 0 }, &[segments, ids])?;
-            sum = cx.binary(Binary::Add, sum, embedded)?;
+            sum = cx.build(sum + embedded)?;
         }
         (None, None) => {}
         _ => {
@@ -94,8 +94,7 @@ pub(super) fn embed_layer_norm(cx: &mut Context, call: &Call) -> Outputs {
     let count = match cx.optional(call, 7)? {
         _ if call.output(1).is_none() => Entry::Failed,
         Some(mask) => {
-            let kept = cx.compare_with(Compare::Equal, mask, 1.0)?;
-            let kept = cx.b.cast(kept, DType::I32)?;
+            let kept = cx.build(Compare::Equal.of(mask, 1.0).cast(DType::I32))?;
             let counted = cx.reduced(ReduceKind::Sum, kept, &[1])?;
             Entry::Value(cx.without(counted, 1)?)
         }

@@ -92,7 +92,7 @@ pub(super) fn with_bias(cx: &mut Context, bias: Option<ValueId>, y: ValueId) -> 
     let ones = (2..made.ndim()).map(|_| Dim::known(1));
     let dims: Dims = given.dims.iter().cloned().chain(ones).collect();
     let bias = cx.b.reshape(bias, dims)?;
-    Ok(cx.b.add(y, bias)?)
+    cx.build(y + bias)
 }
 
 /// The attributes that both operators have.

@@ -5,7 +5,7 @@ use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use ir::ops::Labels;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::Compare;
+use ir::ops::elementwise::{Compare, Select};
 use ir::{DType, Dim, ValueId};
 
 /// A tensor with a different label for each dim.
@@ -120,8 +120,7 @@ fn diagonal(cx: &mut Context, mut operand: Labelled) -> Result<Labelled, Problem
         }
         let row = cx.counted(DType::I64, ty.ndim(), i as u32, ty.dims[i].clone())?;
         let column = cx.counted(DType::I64, ty.ndim(), j as u32, ty.dims[j].clone())?;
-        let hit = cx.compare(Compare::Equal, row, column)?;
-        let kept = cx.choose_or(hit, operand.value, 0.0)?;
+        let kept = cx.build(Select.of(Compare::Equal.of(row, column), operand.value, 0.0))?;
         operand.value = cx.b.sum(kept, &[j as u32])?;
         operand.labels.remove(j);
     }

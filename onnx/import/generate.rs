@@ -6,7 +6,6 @@ use super::context::{Context, Outputs, Problem, one};
 use super::shape;
 use ir::ops::constant::Iota;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::Binary;
 use ir::{DType, Dim, Tensor, Type};
 use std::f64::consts::TAU;
 
@@ -32,8 +31,7 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
         )));
     }
     let places = cx.b.one_typed(Iota { dim: 0 }, &[], Type::of(dtype, &[count as u64]))?;
-    let steps = cx.binary_with(Binary::Mul, places, delta)?;
-    one(cx.binary_with(Binary::Add, steps, start)?)
+    one(cx.build(places * delta + start)?)
 }
 
 /// BlackmanWindow, HammingWindow and HannWindow: sums of cosines, over a period (by default) or symmetric.

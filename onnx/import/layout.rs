@@ -4,7 +4,7 @@ use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use super::shape;
-use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::elementwise::{Compare, Select};
 use ir::ops::indexing::{Gather, GatherElements};
 use ir::{DType, Dim, Tensor, Type, ValueId};
 
@@ -56,10 +56,7 @@ pub(super) fn reverse_sequence(cx: &mut Context, call: &Call) -> Outputs {
     let lengths = cx.b.cast(lengths, DType::I64)?;
     let lengths = cx.b.reshape(lengths, along)?;
     let places = cx.counted(DType::I64, ty.ndim(), time, ty.dims[time as usize].clone())?;
-    let inside = cx.compare(Compare::Less, places, lengths)?;
-    let last = cx.binary_with(Binary::Sub, lengths, 1.0)?;
-    let mirrored = cx.binary(Binary::Sub, last, places)?;
-    let places = cx.choose(inside, mirrored, places)?;
+    let places = cx.build(Select.of(Compare::Less.of(places, lengths), lengths - 1.0 - places, places))?;
     let places = cx.b.broadcast(places, ty.dims)?;
     one(cx.b.one(GatherElements { dim: time }, &[x, places])?)
 }
@@ -71,8 +68,8 @@ pub(super) fn triangle(cx: &mut Context, call: &Call) -> Outputs {
     let upper = call.int("upper").unwrap_or(1) != 0;
     let distance = distance(cx, &cx.ty(x).clone(), k)?;
     let side = if upper { Compare::GreaterEqual } else { Compare::LessEqual };
-    let kept = cx.compare_with(side, distance, 0.0)?;
-    one(cx.choose_or(kept, x, 0.0)?)
+    let kept = cx.build(side.of(distance, 0.0))?;
+    one(cx.build(Select.of(kept, x, 0.0))?)
 }
 
 /// EyeLike: a matrix with the dims of another, with ones on the diagonal `k`.
@@ -81,8 +78,7 @@ pub(super) fn eye_like(cx: &mut Context, call: &Call) -> Outputs {
     let ty = cx.ty(x).clone();
     let dtype = if call.int("dtype").is_some() { call.dtype("dtype")? } else { ty.dtype };
     let distance = distance(cx, &ty, call.int("k").unwrap_or(0))?;
-    let hit = cx.compare_with(Compare::Equal, distance, 0.0)?;
-    one(cx.b.cast(hit, dtype)?)
+    one(cx.build(Compare::Equal.of(distance, 0.0).cast(dtype))?)
 }
 
 /// Builds the distance of each element of a matrix to the right of the diagonal `k`: i64, with leading dims of size one.
@@ -93,8 +89,7 @@ fn distance(cx: &mut Context, ty: &Type, k: i64) -> Built {
     }
     let row = cx.counted(DType::I64, ndim, ndim as u32 - 2, ty.dims[ndim - 2].clone())?;
     let column = cx.counted(DType::I64, ndim, ndim as u32 - 1, ty.dims[ndim - 1].clone())?;
-    let right = cx.binary(Binary::Sub, column, row)?;
-    cx.binary_with(Binary::Sub, right, k as f64)
+    cx.build(column - row - k as f64)
 }
 
 /// CenterCropPad: cuts or pads each dim evenly on both sides; padding is zeros.

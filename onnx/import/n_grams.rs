@@ -4,7 +4,7 @@ use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::ops::elementwise::{Compare, Logical};
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Dim, Tensor, ValueId};
 
@@ -49,7 +49,7 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
         for step in 1..=steps {
             if step.saturating_mul(grams.length as u64 - 1) < size {
                 let found = counted(cx, rows, grams, [step, size], width)?;
-                counts = cx.binary(Binary::Add, counts, found)?;
+                counts = cx.build(counts + found)?;
             }
         }
     }
@@ -59,8 +59,7 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
         "TF" => counts,
         "TFIDF" => weighted(cx, counts, &weights)?,
         "IDF" => {
-            let there = cx.compare_with(Compare::Greater, counts, 0.0)?;
-            let there = cx.b.cast(there, DType::F32)?;
+            let there = cx.build(Compare::Greater.of(counts, 0.0).cast(DType::F32))?;
             weighted(cx, there, &weights)?
         }
         other => return Err(Problem::new(format!("the mode `{other}` is unknown"))),
@@ -116,9 +115,9 @@ fn counted(cx: &mut Context, rows: ValueId, grams: &Grams, [step, size]: [u64; 2
         let numbers: Vec<i64> = grams.numbers.iter().skip(i).step_by(grams.length).copied().collect();
         let numbers = cx.computed(Tensor::int(DType::I64, vec![numbers.len(), 1], numbers))?;
         let numbers = cx.b.cast(numbers, dtype)?;
-        let equal = cx.compare(Compare::Equal, read, numbers)?;
+        let equal = cx.build(Compare::Equal.of(read, numbers))?;
         found = Some(match found {
-            Some(found) => cx.b.one(Logical::And, &[found, equal])?,
+            Some(found) => cx.build(Logical::And.of(found, equal))?,
             None => equal,
         });
     }
@@ -138,5 +137,5 @@ fn weighted(cx: &mut Context, x: ValueId, weights: &[f64]) -> Built {
         return Ok(x);
     }
     let weights = cx.computed(Tensor::float(DType::F32, vec![weights.len()], weights.to_vec()))?;
-    cx.binary(Binary::Mul, x, weights)
+    cx.build(x * weights)
 }

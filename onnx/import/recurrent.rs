@@ -10,7 +10,7 @@ use super::context::{Context, Entry, Outputs, Problem};
 use super::gate::Gate;
 use super::recurrent_cell::{Cell, Kind, State};
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::elementwise::{Compare, Select};
 use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId};
 
@@ -138,7 +138,7 @@ impl Layer {
         let bias = self.bias(cx, call, direction)?;
         let projected = cx.b.one(Contract::new("tbi,gi->tbg"), &[self.x, w])?;
         let projected = match bias {
-            Some([of_input, _]) => cx.binary(Binary::Add, projected, of_input)?,
+            Some([of_input, _]) => cx.build(projected + of_input)?,
             None => projected,
         };
         let recurrent_bias = bias.map(|[_, recurrent]| recurrent);
@@ -146,7 +146,7 @@ impl Layer {
         // bias.
         let reset_after = self.kind == Kind::Gru && self.linear_before_reset;
         let (projected, recurrent_bias) = match recurrent_bias {
-            Some(bias) if !reset_after => (cx.binary(Binary::Add, projected, bias)?, None),
+            Some(bias) if !reset_after => (cx.build(projected + bias)?, None),
             bias => (projected, bias),
         };
         let cell = Cell {
@@ -184,13 +184,13 @@ impl Layer {
             // After the end of a batch entry, its state stays unchanged and its outputs are zero.
             let (seen, out) = match self.lengths {
                 Some(lengths) => {
-                    let there = cx.compare_with(Compare::Greater, lengths, time as f64)?;
-                    let hidden = cx.choose(there, next.hidden, state.hidden)?;
+                    let there = cx.build(Compare::Greater.of(lengths, time as f64))?;
+                    let hidden = cx.build(Select.of(there, next.hidden, state.hidden))?;
                     let cell = match (next.cell, state.cell) {
-                        (Some(new), Some(old)) => Some(cx.choose(there, new, old)?),
+                        (Some(new), Some(old)) => Some(cx.build(Select.of(there, new, old))?),
                         _ => None,
                     };
-                    (State { hidden, cell }, cx.choose_or(there, next.hidden, 0.0)?)
+                    (State { hidden, cell }, cx.build(Select.of(there, next.hidden, 0.0))?)
                 }
                 None => (next, next.hidden),
             };

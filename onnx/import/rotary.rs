@@ -3,7 +3,6 @@
 use super::activation;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
-use ir::ops::elementwise::Binary;
 use ir::ops::indexing::Gather;
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::Concat;
@@ -76,7 +75,7 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
         let places = cx.counted(DType::I64, 2, 1, cx.ty(x).dims[2].clone())?;
         let first = cx.b.cast(positions, DType::I64)?;
         let first = cx.b.reshape(first, [Dim::known(1), Dim::known(1)])?;
-        positions = cx.binary(Binary::Add, places, first)?;
+        positions = cx.build(places + first)?;
     }
     for table in &mut tables {
         let rows = cx.b.one(Gather { dim: 0 }, &[*table, positions])?;
@@ -132,5 +131,5 @@ fn heads_apart(cx: &mut Context, call: &Call, x: ValueId) -> Result<ValueId, Pro
 pub(super) fn swiglu(cx: &mut Context, call: &Call) -> Outputs {
     let (a, b) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let gate = activation::swish(cx, a, call.float("alpha").unwrap_or(1.0))?;
-    one(cx.binary(Binary::Mul, gate, b)?)
+    one(cx.build(gate * b)?)
 }

@@ -77,13 +77,13 @@ pub(super) fn tensor_scatter(cx: &mut Context, call: &Call) -> Outputs {
         along[0] = dims[0].clone();
         let start = cx.b.cast(start, DType::I64)?;
         let start = cx.b.reshape(start, along)?;
-        places = cx.binary(Binary::Add, places, start)?;
+        places = cx.build(places + start)?;
     }
     match call.string("mode").unwrap_or("linear") {
         "linear" => {}
         "circular" => {
             let size = cx.bound(x, dim, "writes around")?;
-            places = cx.binary_with(Binary::Mod, places, size as f64)?;
+            places = cx.build(Binary::Mod.of(places, size as f64))?;
         }
         other => return Err(Problem::new(format!("the mode `{other}` is unknown"))),
     }

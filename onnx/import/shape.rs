@@ -435,11 +435,11 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
         }
         let mut value = cx.b.one_typed(Iota { dim: 0 }, &[], Type::of(dtype, &[count]))?;
         if delta != 1 {
-            value = cx.b.scale(value, delta as f64)?;
+            value = cx.build(value * delta as f64)?;
         }
         if start != 0 {
             let start = cx.b.splat_like(value, start as f64)?;
-            value = cx.b.add(value, start)?;
+            value = cx.build(value + start)?;
         }
         return one(value);
     }

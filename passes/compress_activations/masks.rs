@@ -139,7 +139,7 @@ fn chosen(b: &mut Builder, node: NodeId, mask: ValueId, gradient: ValueId) -> Re
     let sharding = b.ty(b.module().node(node).results[0]).sharding.clone();
     b.at(At::Before(node));
     let zero = b.splat_like(gradient, 0.0)?;
-    let chosen = b.one(Select, &[mask, gradient, zero])?;
+    let chosen = b.build(Select.of(mask, gradient, zero))?;
     b.shard(chosen, sharding);
     Ok(chosen)
 }

@@ -142,11 +142,8 @@ impl Schedule {
         }
         let (one, peak) = (b.scalar(DType::F64, 1.0)?, b.scalar(DType::F64, lr)?);
         let warmup = b.scalar(DType::F64, self.warmup as f64)?;
-        let next = b.add(step, one)?;
-        let risen = b.mul(peak, next)?;
-        let rising = b.one(Binary::Div, &[risen, warmup])?;
-        let warm = b.one(Compare::Less, &[step, warmup])?;
-        b.one(Select, &[warm, rising, after])
+        let rising = b.build(peak * (step + one) / warmup)?;
+        b.build(Select.of(Compare::Less.of(step, warmup), rising, after))
     }
 
     fn build_curve(&self, b: &mut Builder, lr: f64, step: ValueId) -> Result<ValueId, TypeError> {
@@ -157,28 +154,23 @@ impl Schedule {
         let start = b.scalar(DType::F64, fall as f64)?;
         let length = b.scalar(DType::F64, (self.steps - fall) as f64)?;
         let one = b.scalar(DType::F64, 1.0)?;
-        let since = b.one(Binary::Sub, &[step, start])?;
-        let share = b.one(Binary::Div, &[since, length])?;
-        let mut progress = b.one(Binary::Min, &[share, one])?;
+        let mut progress = b.build(Binary::Min.of((step - start) / length, one))?;
         if self.curve == Curve::WarmupStableDecay {
             let zero = b.scalar(DType::F64, 0.0)?;
-            progress = b.one(Binary::Max, &[progress, zero])?;
+            progress = b.build(Binary::Max.of(progress, zero))?;
         }
         match self.curve {
             Curve::Constant | Curve::Linear | Curve::WarmupStableDecay => {
-                let fall = b.scale(progress, self.min - lr)?;
+                let fall = b.build(progress * (self.min - lr))?;
                 let peak = b.scalar(DType::F64, lr)?;
-                b.add(peak, fall)
+                b.build(peak + fall)
             }
             Curve::Cosine => {
-                let angle = b.scale(progress, std::f64::consts::PI)?;
-                let cosine = b.one(Unary::Cos, &[angle])?;
-                let raised = b.add(one, cosine)?;
+                let raised = b.build(one + Unary::Cos.of(progress * std::f64::consts::PI))?;
                 let height = b.scalar(DType::F64, lr - self.min)?;
-                let scaled = b.mul(height, raised)?;
-                let half = b.scale(scaled, 0.5)?;
+                let half = b.build(height * raised * 0.5)?;
                 let floor = b.scalar(DType::F64, self.min)?;
-                b.add(floor, half)
+                b.build(floor + half)
             }
         }
     }

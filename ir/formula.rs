@@ -1,0 +1,139 @@
+//! Formulas over values, written with Rust's operators: `b.build(y * y * dy)?` adds the nodes of `y·y·dy`.
+
+use crate::edit::Builder;
+use crate::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
+use crate::{DType, Op, TypeError, ValueId};
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+/// A formula over values. It becomes nodes in [`Builder::build`]. A part that occurs twice is built twice, so callers build a shared
+/// part first and use its value.
+#[derive(Clone, Debug)]
+pub enum Formula {
+    /// A value of the program.
+    Value(ValueId),
+    /// A number, of the element type of the last other operand of its operator.
+    Number(f64),
+    /// An operator with one result.
+    Node(Op, Vec<Formula>),
+    /// A conversion, unless the formula has that type already.
+    Cast(Box<Formula>, DType),
+}
+
+impl Builder<'_> {
+    /// Adds the nodes of a formula in the order in which they are read: operands before operators, from left to right. The numbers
+    /// of an operator come after its other operands.
+    ///
+    /// # Errors
+    /// The types of operands do not fit together; an operator has only numbers.
+    pub fn build(&mut self, formula: impl Into<Formula>) -> Result<ValueId, TypeError> {
+        match formula.into() {
+            Formula::Value(value) => Ok(value),
+            Formula::Number(number) => Err(TypeError::new(format!("the type of {number} is not known"))),
+            Formula::Cast(formula, to) => {
+                let value = self.build(*formula)?;
+                self.cast(value, to)
+            }
+            Formula::Node(op, operands) => self.build_node(op, operands),
+        }
+    }
+
+    fn build_node(&mut self, op: Op, operands: Vec<Formula>) -> Result<ValueId, TypeError> {
+        let mut values = Vec::with_capacity(operands.len());
+        for operand in operands {
+            values.push(match operand {
+                Formula::Number(number) => Err(number),
+                formula => Ok(self.build(formula)?),
+            });
+        }
+        let typed = values.iter().rev().find_map(|value| value.ok());
+        let operand = |value: Result<ValueId, f64>| match (value, typed) {
+            (Ok(value), _) => Ok(value),
+            (Err(number), Some(typed)) => self.splat_like(typed, number),
+            (Err(number), None) => self.build(number),
+        };
+        let operands = values.into_iter().map(operand).collect::<Result<Vec<_>, _>>()?;
+        self.one(op, &operands)
+    }
+}
+
+impl Formula {
+    /// Returns the formula converted to an element type.
+    pub fn cast(self, to: DType) -> Self {
+        Self::Cast(Box::new(self), to)
+    }
+}
+
+impl From<ValueId> for Formula {
+    fn from(value: ValueId) -> Self {
+        Self::Value(value)
+    }
+}
+
+impl From<f64> for Formula {
+    fn from(number: f64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl Unary {
+    /// Returns the function of `x`.
+    pub fn of(self, x: impl Into<Formula>) -> Formula {
+        Formula::Node(self.into(), vec![x.into()])
+    }
+}
+
+impl Select {
+    /// Returns `condition ? x : y`.
+    pub fn of(self, condition: impl Into<Formula>, x: impl Into<Formula>, y: impl Into<Formula>) -> Formula {
+        Formula::Node(self.into(), vec![condition.into(), x.into(), y.into()])
+    }
+}
+
+macro_rules! functions_of_two {
+    ($($kinds:ty)*) => { $(
+        impl $kinds {
+            /// Returns the function of `x` and `y`.
+            pub fn of(self, x: impl Into<Formula>, y: impl Into<Formula>) -> Formula {
+                Formula::Node(self.into(), vec![x.into(), y.into()])
+            }
+        }
+    )* };
+}
+functions_of_two!(Binary Compare Logical);
+
+macro_rules! arithmetic {
+    ($($operator:ident::$function:ident for $left:ty, $right:ty $(, $any:ident)?;)*) => { $(
+        impl$(<$any: Into<Formula>>)? $operator<$right> for $left {
+            type Output = Formula;
+
+            fn $function(self, other: $right) -> Formula {
+                Binary::$operator.of(self, other)
+            }
+        }
+    )* };
+    ($($operator:ident::$function:ident)*) => {
+        arithmetic! { $(
+            $operator::$function for ValueId, T, T;
+            $operator::$function for Formula, T, T;
+            $operator::$function for f64, ValueId;
+            $operator::$function for f64, Formula;
+        )* }
+    };
+}
+arithmetic! { Add::add Sub::sub Mul::mul Div::div }
+
+impl Neg for ValueId {
+    type Output = Formula;
+
+    fn neg(self) -> Formula {
+        Unary::Neg.of(self)
+    }
+}
+
+impl Neg for Formula {
+    type Output = Self;
+
+    fn neg(self) -> Self {
+        Unary::Neg.of(self)
+    }
+}

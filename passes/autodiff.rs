@@ -30,7 +30,6 @@ use ir::{
     OperandRole, Operator, Phase, Role, Scalar, ScalarPart, State, StateId, StepOutput, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// The pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -106,16 +105,6 @@ pub struct Class {
     pub nominal: u64,
     /// The nodes on a path from a parameter to the sum, last first.
     pub path: Vec<NodeId>,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Class { sum, nominal, path, .. } in &self.classes {
-            writeln!(f, "differentiate {sum} over {nominal} positions through {} nodes", path.len())?;
-        }
-        let trained: Vec<String> = self.trained.iter().map(StateId::to_string).collect();
-        write!(f, "for {}", trained.join(", "))
-    }
 }
 
 /// Finds the paths from parameters to the loss.

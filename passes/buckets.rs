@@ -21,7 +21,6 @@ use ir::{
 };
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 
 /// The pass `buckets`. `buckets(bytes=26214400)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,19 +65,6 @@ enum Slot {
     Node(NodeId),
     /// Collectives that become one.
     Bucket(Vec<NodeId>),
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (phase, slots) in &self.phases {
-            for slot in slots {
-                if let Slot::Bucket(members) = slot {
-                    writeln!(f, "{phase:?}: {} collectives", members.len())?;
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Sorts collectives into buckets of at most `bytes` bytes.

@@ -23,7 +23,6 @@ use ir::{Builder, Changed, DType, Diagnostic, Level, Module, Node, NodeId, Op, T
 use masks::{Bits, Test};
 use narrow::Narrow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// The pass `compress_activations`. `compress_activations(masks, indices, dtype=bf16, least=1024)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,19 +139,6 @@ impl Decision {
     /// Returns the number of tests that read another activation, which is kept anyway.
     fn outputs(&self) -> usize {
         self.tests.iter().filter(|test| test.output.is_some()).count()
-    }
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tests = self.tests.iter().map(|test| match test.output {
-            Some(output) => format!("{} reads {output}", test.node),
-            None => format!("the comparison of {} in bits", test.node),
-        });
-        let masks = self.masks.iter().map(|mask| format!("{mask} in bits"));
-        let searches =
-            self.searches.iter().map(|node| format!("{node} reads places of the largest elements"));
-        f.write_str(&searches.chain(tests).chain(masks).collect::<Vec<_>>().join("\n"))
     }
 }
 

@@ -194,16 +194,6 @@ impl Decision {
     }
 }
 
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |compressed: &Compressed| {
-            let Compressed { parameter, bytes, reduced, .. } = compressed;
-            format!("{parameter}: {reduced} bytes in place of {bytes}")
-        };
-        f.write_str(&self.gradients.iter().map(line).collect::<Vec<_>>().join("\n"))
-    }
-}
-
 /// Finds the gradients that are sums over microbatches, and so over data ranks, and that the method compresses.
 ///
 /// # Errors

@@ -17,7 +17,6 @@ use ir::{
     StateId, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// The pass. `delay`, or for a program without stages `delay(state=fc.weight:2)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,12 +61,6 @@ pub fn version_name(state: &str, age: u32) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     delays: BTreeMap<StateId, u32>,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.delays.iter().try_for_each(|(id, delay)| writeln!(f, "{id} by {delay} updates"))
-    }
 }
 
 /// Finds the delays of a program with its update.

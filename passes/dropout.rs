@@ -23,7 +23,6 @@ use ir::{
     StateId, Type, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// The pass.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -159,21 +158,6 @@ impl Draw {
             Self::Dropout(op) => op.clone().into(),
             Self::Uniform(op) => op.clone().into(),
         }
-    }
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} removed", self.removed.len())?;
-        for (node, draw, sampled) in &self.numbered {
-            let (name, dim) = match draw {
-                Draw::Dropout(op) => (format!("dropout of {}", op.ratio.get()), op.dim),
-                Draw::Uniform(op) => ("random numbers".to_string(), op.dim),
-            };
-            let samples = if *sampled { format!("samples in dim {dim}") } else { "no samples".into() };
-            write!(f, "\n{node}: {name}, {samples}")?;
-        }
-        Ok(())
     }
 }
 

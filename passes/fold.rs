@@ -15,7 +15,6 @@ use ir::{
     At, Builder, Changed, Definition, Diagnostic, Module, Movement, NodeId, Op, Tensor, TypeError, ValueId,
 };
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
 
 /// The pass; it has no options.
@@ -66,13 +65,6 @@ pub(crate) fn sharpen(module: &mut Module) -> Result<Changed, TypeError> {
 pub struct Decision {
     /// The constants, in program order. Values of the same computation share one tensor.
     pub folded: Vec<(ValueId, Arc<Tensor>)>,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |(value, tensor): &(ValueId, Arc<Tensor>)| format!("{value} = {}", tensor.ty());
-        f.write_str(&self.folded.iter().map(line).collect::<Vec<_>>().join("\n"))
-    }
 }
 
 /// Finds the constants that other nodes read, and computes them.

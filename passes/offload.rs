@@ -23,7 +23,6 @@ use ir::{
     ValueId,
 };
 use std::collections::BTreeSet;
-use std::fmt;
 
 /// The pass `offload`. `offload(optimizer, activations, keep=1048576, stay=65536, host=4194304)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,17 +137,6 @@ pub struct Decision {
     pub activations: Vec<ValueId>,
     /// The look-ups in embeddings and their gradients, which compute on the host.
     pub embeddings: Vec<NodeId>,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let states = self.states.iter().map(|(state, tier)| format!("{state} to the {}", tier.name()));
-        let gradients = self.gradients.iter().map(|node| format!("the sum {node} to the host"));
-        let activations = self.activations.iter().map(|value| format!("{value} to the host"));
-        let embeddings = self.embeddings.iter().map(|node| format!("{node} on the host"));
-        let all = states.chain(gradients).chain(activations).chain(embeddings);
-        f.write_str(&all.collect::<Vec<_>>().join("\n"))
-    }
 }
 
 /// Chooses the values that leave the device.

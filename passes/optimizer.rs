@@ -33,7 +33,6 @@ use ir::{
 };
 use schedule::Schedule;
 use std::collections::BTreeMap;
-use std::fmt;
 use update::{Scalars, build_update};
 
 /// The pass.
@@ -164,20 +163,6 @@ pub struct Update {
     pub weight_decay: f64,
     /// The factor of the learning rate.
     pub lr_factor: f64,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |update: &Update| {
-            let rate = if update.lr_factor == 1.0 {
-                String::new()
-            } else {
-                format!(", rate x {}", update.lr_factor)
-            };
-            format!("{} by {}, decay {}{rate}", update.state, update.gradient, update.weight_decay)
-        };
-        f.write_str(&self.updates.iter().map(line).collect::<Vec<_>>().join("\n"))
-    }
 }
 
 /// Pairs parameters with their gradients, decays and factors of the rate.

@@ -29,7 +29,6 @@ use ir::{
     ValueId,
 };
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// The pass.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -134,16 +133,6 @@ pub struct NewState {
     pub name: String,
     /// The part of the tensor, and the values that it replaces.
     pub cut: TensorCut,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for row in &self.rows {
-            let states: Vec<&str> = row.states.iter().map(|state| state.name.as_str()).collect();
-            writeln!(f, "{}: {} -> [{}]", row.data, row.finding, states.join(", "))?;
-        }
-        Ok(())
-    }
 }
 
 /// Whether a row can be a parameter: floats of the file. A scalar can be one only if its claim says that it may be trained.

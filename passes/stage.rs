@@ -28,7 +28,6 @@ use ir::{
 pub use memory::{AS_ESTIMATED, StageMemory};
 use schedule::{Plan, ScheduleChoice};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::ops::Range;
 use work::Forward;
 
@@ -158,16 +157,6 @@ pub struct Decision {
     /// Nodes that depend only on weights.
     of_weights: BTreeSet<NodeId>,
     report: StageReport,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (stage, rank) in self.plan.placement.iter().enumerate() {
-            let count = self.nodes.values().filter(|&&own| own as usize == stage).count();
-            writeln!(f, "stage {stage} on pipeline rank {rank}: {count} nodes")?;
-        }
-        Ok(())
-    }
 }
 
 /// Divides the forward nodes into stages, and chooses the schedule if none is given.

@@ -4,7 +4,6 @@
 //! Invariant: these kernels compute in f32 in any case, so the numbers stay except for one rounding: a product that is cast to f32
 //! is no longer rounded to a half type first. After this pass the module is at [`Level::Lowered`].
 
-use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::analysis::held_values;
@@ -18,12 +17,6 @@ pub struct Absorb;
 impl Transform for Absorb {
     const NAME: &'static str = "absorb";
     const NEEDED: bool = false;
-
-    fn parse(_: &mut Arguments) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn print(&self, _: &mut Arguments) {}
 
     /// Errors: no target is given.
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -17,7 +17,7 @@ mod weight;
 
 pub use weight::put_off_all;
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::settle::settle;
@@ -42,12 +42,8 @@ impl Transform for Autodiff {
     const NAME: &'static str = "autodiff";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        Ok(Self { whole: arguments.flag("whole") })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push_flag("whole", self.whole);
+    fn options(&mut self, options: &mut Options) {
+        options.flag("whole", &mut self.whole);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

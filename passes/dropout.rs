@@ -11,7 +11,7 @@
 
 pub mod mask;
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::bind::{Carry, find_samples};
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
@@ -41,17 +41,12 @@ impl Transform for Dropout {
     const NAME: &'static str = "dropout";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let ratio = arguments.take("ratio").map(|text| match text.parse() {
+    fn options(&mut self, options: &mut Options) {
+        options.value("seed", &mut self.seed, 0);
+        options.optional("ratio", &mut self.ratio, |text| match text.parse() {
             Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
             _ => Err(format!("`{text}` is not a dropout ratio from 0 to 1")),
         });
-        Ok(Self { seed: arguments.value("seed", 0)?, ratio: ratio.transpose()? })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push_unless(&0, "seed", &self.seed);
-        self.ratio.iter().for_each(|ratio| arguments.push("ratio", ratio));
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

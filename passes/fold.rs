@@ -6,7 +6,6 @@
 
 use crate::analysis::constants::{Constants, Constness, Literals, all_equal};
 use crate::analysis::numbers::meant_in;
-use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::local;
@@ -24,12 +23,6 @@ pub struct Fold;
 impl Transform for Fold {
     const NAME: &'static str = "fold";
     const NEEDED: bool = true;
-
-    fn parse(_: &mut Arguments) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn print(&self, _: &mut Arguments) {}
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
         let sharpened = sharpen(module)?;

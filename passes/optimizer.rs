@@ -19,7 +19,7 @@ pub use algorithm::{Algorithm, Choice, Hyperparameter, Moments, Range, Word};
 pub use group::{Group, settings};
 pub(crate) use scale::{Casts, Factored, Products};
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::settle::settle;
@@ -93,35 +93,19 @@ impl Transform for Optimizer {
     const NAME: &'static str = "optimizer";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let default = Self::default();
-        let clip =
-            arguments.take("clip").map(|text| text.parse().map_err(|_| format!("`{text}` is not a norm")));
-        let groups =
-            arguments.take_all("group").iter().map(|text| text.parse::<Group>()).collect::<Result<_, _>>()?;
-        Ok(Self {
-            algorithm: Algorithm::parse(arguments)?,
-            lr: arguments.value("lr", default.lr)?,
-            schedule: Schedule::parse(arguments)?,
-            weight_decay: arguments.value("weight-decay", default.weight_decay)?,
-            decay: if arguments.flag("decay-all") { Decay::All } else { Decay::Matrices },
-            groups,
-            clip: clip.transpose()?,
-            keep_gradients: arguments.flag("keep-gradients"),
-            reads_gradients: arguments.flag("reads-gradients"),
-        })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        self.algorithm.print(arguments);
-        arguments.push("lr", self.lr);
-        self.schedule.print(arguments);
-        arguments.push_unless(&0.0, "weight-decay", &self.weight_decay);
-        arguments.push_flag("decay-all", self.decay == Decay::All);
-        self.groups.iter().for_each(|group| arguments.push("group", group));
-        self.clip.iter().for_each(|clip| arguments.push("clip", clip));
-        arguments.push_flag("keep-gradients", self.keep_gradients);
-        arguments.push_flag("reads-gradients", self.reads_gradients);
+    fn options(&mut self, options: &mut Options) {
+        options.custom(&mut self.algorithm, Algorithm::parse, Algorithm::print);
+        options.written("lr", &mut self.lr);
+        self.schedule.options(options);
+        options.value("weight-decay", &mut self.weight_decay, 0.0);
+        let mut decays_all = self.decay == Decay::All;
+        options.flag("decay-all", &mut decays_all);
+        self.decay = if decays_all { Decay::All } else { Decay::Matrices };
+        options.list("group", &mut self.groups);
+        let norm = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a norm"));
+        options.optional("clip", &mut self.clip, norm);
+        options.flag("keep-gradients", &mut self.keep_gradients);
+        options.flag("reads-gradients", &mut self.reads_gradients);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

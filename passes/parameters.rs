@@ -20,7 +20,7 @@ pub use report::{ParameterSpec, specs};
 pub use ties::TiedRow;
 pub use views::TensorCut;
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Options};
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::local;
@@ -53,26 +53,29 @@ pub enum Set {
     Only(Vec<ParameterSpec>),
 }
 
+impl Set {
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let is_given = arguments.flag("given");
+        Ok(if is_given { Self::Only(report::parse_specs(arguments)?) } else { Self::Find })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        if let Self::Only(specs) = self {
+            arguments.push_flag("given", true);
+            report::print_specs(specs, arguments);
+        }
+    }
+}
+
 impl Transform for Parameters {
     const NAME: &'static str = "parameters";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let untied = arguments.flag("untied");
-        let (freeze, train_only) = (arguments.take_all("freeze"), arguments.take_all("train-only"));
-        let only = arguments.flag("given");
-        let specs = if only { report::parse_specs(arguments)? } else { vec![] };
-        Ok(Self { set: if only { Set::Only(specs) } else { Set::Find }, untied, freeze, train_only })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push_flag("untied", self.untied);
-        self.freeze.iter().for_each(|pattern| arguments.push("freeze", pattern));
-        self.train_only.iter().for_each(|pattern| arguments.push("train-only", pattern));
-        if let Set::Only(specs) = &self.set {
-            arguments.push_flag("given", true);
-            report::print_specs(specs, arguments);
-        }
+    fn options(&mut self, options: &mut Options) {
+        options.flag("untied", &mut self.untied);
+        options.list("freeze", &mut self.freeze);
+        options.list("train-only", &mut self.train_only);
+        options.custom(&mut self.set, Set::parse, Set::print);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -5,7 +5,7 @@
 //! [`crate::moe`] a new value: `bias + rate · sign(mean load − load)`. Invariants: gradients and gates stay as they are; the pass runs
 //! after `autodiff`, which sums loads over the microbatches, and before `optimizer`, which keeps every state if a step is skipped.
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::settle::settle;
 use ir::ops::elementwise::Compare;
@@ -20,6 +20,12 @@ pub struct RouterBias {
     pub rate: f64,
 }
 
+impl Default for RouterBias {
+    fn default() -> Self {
+        Self { rate: 0.001 }
+    }
+}
+
 /// Returns the name of a router's buffer, which has a bias for each expert.
 pub fn name(router: &str) -> String {
     format!("{router}.bias")
@@ -29,16 +35,11 @@ impl Transform for RouterBias {
     const NAME: &'static str = "router_bias";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let rate = arguments.value("rate", 0.001)?;
-        match rate > 0.0 && f64::is_finite(rate) {
-            true => Ok(Self { rate }),
-            false => Err(format!("rate={rate} is not allowed; give a finite number above 0, such as 0.001")),
-        }
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push("rate", self.rate);
+    fn options(&mut self, options: &mut Options) {
+        options.written("rate", &mut self.rate);
+        let (rate, is_right) = (self.rate, self.rate > 0.0 && self.rate.is_finite());
+        let wrong = || format!("rate={rate} is not allowed; give a finite number above 0, such as 0.001");
+        options.check(|| (!is_right).then(wrong));
     }
 
     /// Errors: the program has no update; no router has a bias.

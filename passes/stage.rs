@@ -14,8 +14,8 @@ pub mod schedule;
 mod tests;
 mod work;
 
-use crate::arguments::Arguments;
 use crate::arguments::pattern::matches;
+use crate::arguments::{Arguments, Options, value_of};
 use crate::pass::{PassContext, Transform};
 use crate::recompute::DeviceRates;
 use crate::reports::StageReport;
@@ -93,6 +93,13 @@ impl Stage {
     }
 }
 
+/// One rank, with a schedule that the pass chooses.
+impl Default for Stage {
+    fn default() -> Self {
+        Self::new(1, None)
+    }
+}
+
 /// The text of a schedule that the pass chooses.
 const AUTO: &str = "auto";
 
@@ -100,44 +107,26 @@ impl Transform for Stage {
     const NAME: &'static str = "stage";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let schedule = arguments.take("schedule").ok_or("`schedule` is missing")?;
-        let schedule = if schedule == AUTO { None } else { Some(schedule.parse()?) };
-        let at = arguments.take("at").unwrap_or_default();
-        let place = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a value of `at`"));
-        let at = at.split('/').filter(|text| !text.is_empty()).map(place).collect::<Result<_, String>>()?;
-        Ok(Self {
-            ranks: arguments.value("ranks", 1)?,
-            schedule,
-            microbatches: arguments.value("microbatches", 1)?,
-            cuts: arguments.take_all("cut"),
-            at,
-            device: arguments.take("device").map(|text| text.parse()).transpose()?,
-            compute: arguments.value("compute", DType::F32)?,
-            recompute: match arguments.value("recompute", 0)? {
-                0 => None,
-                price => Some(price),
-            },
-            memory: StageMemory::parse(arguments)?,
-        })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push("ranks", self.ranks);
-        match self.schedule {
+    fn options(&mut self, options: &mut Options) {
+        options.written("ranks", &mut self.ranks);
+        let read = |arguments: &mut Arguments| match arguments.take("schedule").as_deref() {
+            Some(AUTO) => Ok(None),
+            Some(name) => name.parse().map(Some),
+            None => Err("`schedule` is missing".into()),
+        };
+        options.custom(&mut self.schedule, read, |schedule, arguments| match schedule {
             Some(schedule) => arguments.push("schedule", schedule),
             None => arguments.push("schedule", AUTO),
-        }
-        arguments.push("microbatches", self.microbatches);
-        self.cuts.iter().for_each(|cut| arguments.push("cut", cut));
-        if !self.at.is_empty() {
-            let places: Vec<String> = self.at.iter().map(usize::to_string).collect();
-            arguments.push("at", places.join("/"));
-        }
-        self.device.iter().for_each(|device| arguments.push("device", device));
-        arguments.push_unless(&DType::F32, "compute", &self.compute);
-        self.recompute.iter().for_each(|price| arguments.push("recompute", price));
-        self.memory.iter().for_each(|memory| memory.print(arguments));
+        });
+        options.written("microbatches", &mut self.microbatches);
+        options.list("cut", &mut self.cuts);
+        options.joined("at", '/', &mut self.at, |text| value_of("at", text));
+        options.optional("device", &mut self.device, str::parse);
+        options.value("compute", &mut self.compute, DType::F32);
+        let mut recompute = self.recompute.unwrap_or(0);
+        options.value("recompute", &mut recompute, 0);
+        self.recompute = Some(recompute).filter(|&price| price > 0);
+        StageMemory::options(&mut self.memory, options);
     }
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -1,6 +1,6 @@
 //! Learning-rate schedules: the rate of a step as scalar nodes, computed on the device from the step counter.
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::{Builder, DType, TypeError, ValueId};
 
@@ -56,26 +56,14 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    pub(crate) fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+    /// Names the options of a schedule.
+    pub(crate) fn options(&mut self, options: &mut Options) {
         let default = Self::default();
-        Ok(Self {
-            curve: arguments.word(&Curve::ALL).unwrap_or_default(),
-            warmup: arguments.value("warmup", default.warmup)?,
-            min: arguments.value("min", default.min)?,
-            steps: arguments.value("steps", default.steps)?,
-            decay: arguments.value("decay", default.decay)?,
-        })
-    }
-
-    pub(crate) fn print(&self, arguments: &mut Arguments) {
-        let default = Self::default();
-        for (curve, word) in Curve::ALL {
-            arguments.push_flag(word, curve == self.curve && curve != default.curve);
-        }
-        arguments.push_unless(&default.warmup, "warmup", &self.warmup);
-        arguments.push_unless(&default.min, "min", &self.min);
-        arguments.push_unless(&default.steps, "steps", &self.steps);
-        arguments.push_unless(&default.decay, "decay", &self.decay);
+        options.word(&Curve::ALL, &mut self.curve, Some(default.curve));
+        options.value("warmup", &mut self.warmup, default.warmup);
+        options.value("min", &mut self.min, default.min);
+        options.value("steps", &mut self.steps, default.steps);
+        options.value("decay", &mut self.decay, default.decay);
     }
 
     /// Refuses numbers that make no curve.

@@ -293,16 +293,8 @@ fn flops(causal: bool, signature: &Signature, over_q: u64, over_v: u64) -> Cost 
 
 impl Operator for AttentionGrad {
     fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Query,
-            OperandRole::Key,
-            OperandRole::Value,
-            OperandRole::Mask,
-            OperandRole::Output,
-            OperandRole::LogSumExp,
-            OperandRole::Gradient,
-        ])
-        .optional(OperandRole::Mask)
+        use OperandRole::*;
+        Operands::new(&[Query, Key, Value, Mask, Output, LogSumExp, Gradient]).optional(OperandRole::Mask)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {

@@ -188,13 +188,8 @@ impl Operator for BatchStatistics {
 
 impl Operator for BatchNorm {
     fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Data,
-            OperandRole::Mean,
-            OperandRole::Variance,
-            OperandRole::Scale,
-            OperandRole::Bias,
-        ])
+        use OperandRole::*;
+        Operands::new(&[Data, Mean, Variance, Scale, Bias])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -240,13 +235,8 @@ impl Operator for BatchNorm {
 
 impl Operator for BatchNormGrad {
     fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Data,
-            OperandRole::Mean,
-            OperandRole::Variance,
-            OperandRole::Scale,
-            OperandRole::Gradient,
-        ])
+        use OperandRole::*;
+        Operands::new(&[Data, Mean, Variance, Scale, Gradient])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {

@@ -168,12 +168,8 @@ impl CrossEntropy {
 
 impl Operator for CrossEntropyGrad {
     fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Data,
-            OperandRole::Labels,
-            OperandRole::LogSumExp,
-            OperandRole::Gradient,
-        ])
+        use OperandRole::*;
+        Operands::new(&[Data, Labels, LogSumExp, Gradient])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {

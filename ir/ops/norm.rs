@@ -119,13 +119,8 @@ impl Operator for LayerNorm {
 
 impl Operator for LayerNormGrad {
     fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Data,
-            OperandRole::Scale,
-            OperandRole::Mean,
-            OperandRole::InverseDeviation,
-            OperandRole::Gradient,
-        ])
+        use OperandRole::*;
+        Operands::new(&[Data, Scale, Mean, InverseDeviation, Gradient])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -229,12 +224,8 @@ impl Operator for RmsNorm {
 
 impl Operator for RmsNormGrad {
     fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Data,
-            OperandRole::Scale,
-            OperandRole::InverseDeviation,
-            OperandRole::Gradient,
-        ])
+        use OperandRole::*;
+        Operands::new(&[Data, Scale, InverseDeviation, Gradient])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {

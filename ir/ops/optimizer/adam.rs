@@ -31,18 +31,9 @@ impl Adam {
 
 impl Operator for Adam {
     fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Weight,
-            OperandRole::Gradient,
-            OperandRole::State,
-            OperandRole::State,
-            OperandRole::LearningRate,
-            OperandRole::WeightDecay,
-            OperandRole::Step,
-            OperandRole::GradientScale,
-            OperandRole::Skip,
-        ])
-        .optional_last(OPTIONAL)
+        use OperandRole::*;
+        Operands::new(&[Weight, Gradient, State, State, LearningRate, WeightDecay, Step, GradientScale, Skip])
+            .optional_last(OPTIONAL)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {

@@ -49,18 +49,19 @@ impl Adam8bit {
 
 impl Operator for Adam8bit {
     fn operands(&self) -> Operands {
+        use OperandRole::*;
         Operands::new(&[
-            OperandRole::Weight,
-            OperandRole::Gradient,
-            OperandRole::Codes,
-            OperandRole::State,
-            OperandRole::Codes,
-            OperandRole::State,
-            OperandRole::LearningRate,
-            OperandRole::WeightDecay,
-            OperandRole::Step,
-            OperandRole::GradientScale,
-            OperandRole::Skip,
+            Weight,
+            Gradient,
+            Codes,
+            State,
+            Codes,
+            State,
+            LearningRate,
+            WeightDecay,
+            Step,
+            GradientScale,
+            Skip,
         ])
         .optional_last(OPTIONAL)
     }

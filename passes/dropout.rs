@@ -282,8 +282,7 @@ impl Numbers {
         let before = b.module().states[id].input;
         b.origin("dropout").at(At::Start(Phase::Prepare));
         let last = b.scalar(DType::I64, -1.0)?;
-        let of_the_step = b.build(last - before)?;
-        let of_the_step = b.reshape(of_the_step, [Dim::known(1)])?;
+        let of_the_step = b.reshape(last - before, [Dim::known(1)])?;
         b.at(At::Start(Phase::Forward));
         Ok(Self { of_samples: count_samples(b, id, decision.batch)?, of_the_step })
     }

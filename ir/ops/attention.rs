@@ -260,11 +260,9 @@ impl Attention {
         let sum = b.reshape(sum, rows.clone())?;
         let probability = b.build(Select.of(hidden, zero, exp / sum))?;
         let dprobability = against_keys(b, dout, v)?;
-        let products = b.build(dout * out)?;
-        let dot = b.sum(products, &[3])?;
+        let dot = b.sum(dout * out, &[3])?;
         let dot = b.reshape(dot, rows)?;
-        let dscore = b.build(probability * (dprobability - dot))?;
-        let dmask = b.sum_to_like(dscore, mask)?;
+        let dmask = b.sum_to_like(probability * (dprobability - dot), mask)?;
         b.cast(dmask, b.ty(mask).dtype)
     }
 }

@@ -122,10 +122,7 @@ impl Operator for BatchStatistics {
         let count = count(&ty).ok_or(GradientError::Undefined("the dims of a batch must be bound"))?;
         let share = 1.0 / count as f64;
         let through_mean = match d[0] {
-            Some(dmean) => {
-                let dmean = b.build(dmean * share)?;
-                Some(b.reshape(dmean, dims.clone())?)
-            }
+            Some(dmean) => Some(b.reshape(dmean * share, dims.clone())?),
             None => None,
         };
         let Some(dvariance) = d[1] else {

@@ -138,8 +138,7 @@ impl Operator for Reduce {
                 let count = self
                     .count(&dims)
                     .ok_or(GradientError::Undefined("a dim that is averaged must be bound"))?;
-                let share = b.build(dy * (1.0 / count as f64))?;
-                b.broadcast(share, dims)?
+                b.broadcast(dy * (1.0 / count as f64), dims)?
             }
             ReduceKind::Max | ReduceKind::Min => {
                 let y = b.reshape(y, kept)?;

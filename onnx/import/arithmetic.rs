@@ -19,7 +19,8 @@ impl Context<'_> {
     }
 
     /// Builds a reduction over these dims, given in any order. They are kept with size one.
-    pub(super) fn reduced(&mut self, kind: ReduceKind, x: ValueId, dims: &[u32]) -> Built {
+    pub(super) fn reduced(&mut self, kind: ReduceKind, x: impl Into<Formula>, dims: &[u32]) -> Built {
+        let x = self.build(x)?;
         let mut dims: SmallVec<[u32; 4]> = SmallVec::from_slice(dims);
         dims.sort_unstable();
         dims.dedup();

@@ -84,8 +84,7 @@ pub(super) fn mean_variance(cx: &mut Context, call: &Call) -> Outputs {
     let dims: Vec<u32> = axes.iter().map(|&axis| cx.axis(x, axis)).collect::<Result<_, _>>()?;
     let mean = cx.reduced(ReduceKind::Mean, x, &dims)?;
     let centred = cx.build(x - mean)?;
-    let square = cx.build(centred * centred)?;
-    let variance = cx.reduced(ReduceKind::Mean, square, &dims)?;
+    let variance = cx.reduced(ReduceKind::Mean, centred * centred, &dims)?;
     one(cx.build(centred / (Unary::Sqrt.of(variance) + DEVIATION_FLOOR))?)
 }
 
@@ -94,10 +93,7 @@ pub(super) fn lp_norm(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dim = cx.axis(x, call.int("axis").unwrap_or(-1))?;
     let norm = match call.int("p").unwrap_or(2) {
-        1 => {
-            let size = cx.build(Unary::Abs.of(x))?;
-            cx.reduced(ReduceKind::Sum, size, &[dim])?
-        }
+        1 => cx.reduced(ReduceKind::Sum, Unary::Abs.of(x), &[dim])?,
         2 => length(cx, x, &[dim])?,
         p => return Err(Problem::new(format!("a norm of order {p} is not supported; 1 and 2 are"))),
     };

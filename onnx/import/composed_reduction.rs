@@ -57,8 +57,7 @@ pub(super) fn composed(cx: &mut Context, call: &Call) -> Outputs {
 
 /// `√Σ x²`
 pub(super) fn length(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
-    let square = cx.build(x * x)?;
-    let sum = cx.reduced(ReduceKind::Sum, square, dims)?;
+    let sum = cx.reduced(ReduceKind::Sum, x * x, dims)?;
     root_of_squares(cx, sum)
 }
 
@@ -126,8 +125,7 @@ fn log_sum_exp(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
     let empty = cx.build(Compare::Equal.of(largest, f64::NEG_INFINITY))?;
     let zero = cx.b.splat_like(x, 0.0)?;
     let shift = cx.build(Select.of(empty, zero, largest))?;
-    let exp = cx.build(Unary::Exp.of(x - shift))?;
-    let sum = cx.reduced(ReduceKind::Sum, exp, dims)?;
+    let sum = cx.reduced(ReduceKind::Sum, Unary::Exp.of(x - shift), dims)?;
     cx.build(Unary::Log.of(sum) + shift)
 }
 

@@ -94,8 +94,7 @@ pub(super) fn embed_layer_norm(cx: &mut Context, call: &Call) -> Outputs {
     let count = match cx.optional(call, 7)? {
         _ if call.output(1).is_none() => Entry::Failed,
         Some(mask) => {
-            let kept = cx.build(Compare::Equal.of(mask, 1.0).cast(DType::I32))?;
-            let counted = cx.reduced(ReduceKind::Sum, kept, &[1])?;
+            let counted = cx.reduced(ReduceKind::Sum, Compare::Equal.of(mask, 1.0).cast(DType::I32), &[1])?;
             Entry::Value(cx.without(counted, 1)?)
         }
         None => Entry::Value(cx.b.splat(Type::new(DType::I32, [batch]), 0.0)?),

@@ -29,8 +29,7 @@ fn place(cx: &mut Context, x: ValueId, dim: u32, kind: ReduceKind, last: bool) -
     let hit = cx.build(Compare::Equal.of(x, extreme))?;
     let places = cx.counted(DType::I64, ty.ndim(), dim, Dim::known(size))?;
     let (outside, pick) = if last { (-1.0, ReduceKind::Max) } else { (size as f64, ReduceKind::Min) };
-    let places = cx.build(Select.of(hit, places, outside))?;
-    cx.reduced(pick, places, &[dim])
+    cx.reduced(pick, Select.of(hit, places, outside), &[dim])
 }
 
 /// Hardmax: one at the first largest element, else zero. Before opset 13 all dims from `axis` on are flattened.
@@ -50,8 +49,7 @@ pub(super) fn hardmax(cx: &mut Context, call: &Call) -> Outputs {
     let place = place(cx, wide, axis, ReduceKind::Max, false)?;
     let (ndim, size) = (cx.ty(wide).ndim(), cx.ty(wide).dims[axis as usize].clone());
     let places = cx.counted(DType::I64, ndim, axis, size)?;
-    let hard = cx.build(Compare::Equal.of(places, place).cast(ty.dtype))?;
-    one(cx.b.reshape(hard, ty.dims)?)
+    one(cx.b.reshape(Compare::Equal.of(places, place).cast(ty.dtype), ty.dims)?)
 }
 
 /// TopK: the k largest (or smallest) elements along a dim, sorted, and their indices. Equal elements keep their order.

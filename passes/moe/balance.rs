@@ -46,8 +46,7 @@ pub(super) fn of_choices(
     let counts = b.sum(is_chosen, &[1])?;
     let counts = b.cast(counts, DType::F32)?;
     let sums = b.sum(scores.probabilities, &[1])?;
-    let products = b.build(counts * sums)?;
-    let product = b.sum(products, &[0, 1])?;
+    let product = b.sum(counts * sums, &[0, 1])?;
     // counts / (tokens · counted) · sums / tokens, the mean over groups.
     let mean = 1.0 / (tokens as f64 * counted as f64 * tokens as f64 * groups as f64);
     let balance = b.build(product * (mean * experts as f64))?;
@@ -90,16 +89,14 @@ pub(super) fn of_scores(
             b.build(Unary::Log.of(Binary::Max.of(scores.probabilities, least)))?
         }
     };
-    let terms = b.build(scores.probabilities * logs)?;
-    let sum = b.sum(terms, &[0, 1, 2])?;
+    let sum = b.sum(scores.probabilities * logs, &[0, 1, 2])?;
     parts.entropies.push(b.build(sum * (-1.0 / tokens))?);
     if moe.routing.z > 0.0 {
         // log Σ exp x = x - log softmax x, for any expert. The first one is taken.
         let first = |b: &mut Builder, x| b.slice(x, 2, 0, Dim::known(1));
         let (logit, log) = (first(b, scores.logits)?, first(b, logs)?);
         let sizes = b.build(logit - log)?;
-        let squares = b.build(sizes * sizes)?;
-        let sum = b.sum(squares, &[0, 1, 2])?;
+        let sum = b.sum(sizes * sizes, &[0, 1, 2])?;
         parts.penalties.push(b.build(sum * (moe.routing.z / tokens))?);
     }
     Ok(())

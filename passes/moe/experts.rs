@@ -117,8 +117,7 @@ impl Moe {
         let y = b.reshape(y, known(&[groups, tokens, top]).into_iter().chain([out]))?;
         let gates = b.cast(choice.gates, dtype)?;
         let gates = b.reshape(gates, known(&[groups, tokens, top, 1]))?;
-        let weighted = b.build(y * gates)?;
-        b.sum(weighted, &[2])
+        b.sum(y * gates, &[2])
     }
 
     fn at_slots(

@@ -123,13 +123,11 @@ fn of_groups(
     let chosen = b.one(TopK { dim: 2, count: taken, largest: true }, &[sums])?;
     let chosen = b.reshape(chosen, known(&[samples, tokens, taken, 1]))?;
     let group = b.one_typed(Iota { dim: 3 }, &[], Type::of(DType::I64, &[1, 1, 1, groups]))?;
-    let is_chosen = b.build(Compare::Equal.of(chosen, group).cast(DType::I64))?;
-    let is_chosen = b.sum(is_chosen, &[2])?;
+    let is_chosen = b.sum(Compare::Equal.of(chosen, group).cast(DType::I64), &[2])?;
     let is_chosen = b.cast(is_chosen, DType::Bool)?;
     let is_chosen = b.reshape(is_chosen, known(&[samples, tokens, groups, 1]))?;
     let least = b.splat_like(by_group, f64::from(f32::MIN))?;
-    let ranked = b.build(Select.of(is_chosen, by_group, least))?;
-    b.reshape(ranked, known(&[samples, tokens, moe.experts]))
+    b.reshape(Select.of(is_chosen, by_group, least), known(&[samples, tokens, moe.experts]))
 }
 
 /// Builds the choice of experts of each token. With a bias, the router's buffer `NAME.bias` of each expert is added where experts are

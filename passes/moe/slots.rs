@@ -72,8 +72,7 @@ pub(super) fn of_tokens(
         is_taken = Some(taken);
     }
     let earlier = b.one(CumulativeSum { dim: 1, exclusive: true, reverse: false }, &[one_hot])?;
-    let place = b.build(earlier * one_hot)?;
-    let place = b.sum(place, &[2])?;
+    let place = b.sum(earlier * one_hot, &[2])?;
     let limit = b.splat_like(place, of_expert as f64)?;
     let fits = b.build(Compare::Less.of(place, limit))?;
     let has_slot = match is_taken {
@@ -172,8 +171,7 @@ impl Slots {
                 let read = b.reshape(read, with_features(&[groups, top, tokens]))?;
                 let gates = b.cast(gates, dtype)?;
                 let gates = b.reshape(gates, known(&[groups, top, tokens, 1]))?;
-                let weighted = b.build(read * gates)?;
-                b.sum(weighted, &[1])
+                b.sum(read * gates, &[1])
             }
             Back::Add { gates } => {
                 let gates = b.cast(gates, dtype)?;

@@ -109,10 +109,8 @@ fn build_direction(
     let mean = build_mean(b, row_moment, last - 1)?;
     let with = |dims: &[Dim]| outer.iter().chain(dims).cloned().collect::<Vec<_>>();
     let mean = b.reshape(mean, with(&[Dim::known(1)]))?;
-    let by_row = b.build(Unary::Rsqrt.of(row_moment / mean))?;
-    let by_row = b.reshape(by_row, with(&[rows.clone(), Dim::known(1)]))?;
-    let by_column = b.build(Unary::Rsqrt.of(column_moment))?;
-    let by_column = b.reshape(by_column, with(&[Dim::known(1), columns.clone()]))?;
+    let by_row = b.reshape(Unary::Rsqrt.of(row_moment / mean), with(&[rows.clone(), Dim::known(1)]))?;
+    let by_column = b.reshape(Unary::Rsqrt.of(column_moment), with(&[Dim::known(1), columns.clone()]))?;
     b.build(gradient * by_row * by_column)
 }
 

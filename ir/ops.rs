@@ -47,7 +47,7 @@ pub use operands::{OperandRole, Operands};
 pub use precision::{Precision, PrecisionClass, Reads};
 
 use crate::edit::Builder;
-use crate::{Data, DataId, Factors, Mesh, Signature, Span, Tensor, Type, TypeError, ValueId};
+use crate::{Data, DataId, Factors, Mesh, Signature, Span, Tensor, Type, TypeError, ValueId, ensure};
 use cranelift_entity::PrimaryMap;
 use smallvec::SmallVec;
 

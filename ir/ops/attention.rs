@@ -308,9 +308,7 @@ impl Operator for AttentionGrad {
             ("logsumexp", logsumexp, &expected_logsumexp),
             ("d out", dout, &expected_out),
         ] {
-            if !ty.same_shape(expected) {
-                return Err(TypeError::new(format!("`{what}` is {ty}, not {expected}")));
-            }
+            ensure!(ty.same_shape(expected), "`{what}` is {ty}, not {expected}");
         }
         Ok(forward[..3].iter().map(|ty| Type::new(ty.dtype, ty.dims.clone())).collect())
     }

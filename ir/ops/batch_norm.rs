@@ -240,9 +240,7 @@ impl Operator for BatchNormGrad {
         let [x, mean, variance, scale, dy] = types.operands()?;
         let operands = [("mean", mean), ("variance", variance), ("scale", scale)];
         let statistic = for_each_channel(x, &operands)?;
-        if !dy.same_shape(&Type::new(x.dtype, x.dims.clone())) {
-            return Err(TypeError::new(format!("the gradient is {dy}, for {x}")));
-        }
+        ensure!(dy.same_shape(&Type::new(x.dtype, x.dims.clone())), "the gradient is {dy}, for {x}");
         let dx = Type::new(x.dtype, x.dims.clone());
         Ok(vec![dx, statistic.clone(), statistic.clone(), statistic.clone(), statistic])
     }
@@ -292,9 +290,7 @@ impl Operator for InTraining {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [training, evaluation] = types.operands()?;
-        if !training.same_shape(evaluation) {
-            return Err(TypeError::new(format!("{training} and {evaluation} are not of one type")));
-        }
+        ensure!(training.same_shape(evaluation), "{training} and {evaluation} are not of one type");
         Ok(vec![Type::new(training.dtype, training.dims.clone())])
     }
 

@@ -87,14 +87,13 @@ impl Operator for Contract {
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [lhs, rhs] = types.operands()?;
         self.check()?;
-        if lhs.dtype != rhs.dtype || !lhs.dtype.is_float() {
-            return Err(TypeError::new(format!("takes two floats of one type, not {lhs} and {rhs}")));
-        }
+        ensure!(
+            lhs.dtype == rhs.dtype && lhs.dtype.is_float(),
+            "takes two floats of one type, not {lhs} and {rhs}"
+        );
         let mut sizes: BTreeMap<u8, &Dim> = BTreeMap::new();
         for (labels, ty) in [(&self.lhs, lhs), (&self.rhs, rhs)] {
-            if labels.0.len() != ty.ndim() {
-                return Err(TypeError::new(format!("labels `{}` do not fit {ty}", labels.print())));
-            }
+            ensure!(labels.0.len() == ty.ndim(), "labels `{}` do not fit {ty}", labels.print());
             for (&label, size) in labels.0.iter().zip(&ty.dims) {
                 if *sizes.entry(label).or_insert(size) != size {
                     let label = label as char;

@@ -38,9 +38,10 @@ impl Operator for Dropout {
             }
         };
         let ratio = self.ratio.get();
-        if !x.dtype.is_float() || !(0.0..=1.0).contains(&ratio) {
-            return Err(TypeError::new(format!("takes floats and a ratio from 0 to 1, not {x} and {ratio}")));
-        }
+        ensure!(
+            x.dtype.is_float() && (0.0..=1.0).contains(&ratio),
+            "takes floats and a ratio from 0 to 1, not {x} and {ratio}"
+        );
         if let Some(numbers) = numbers {
             self.draws().check(x, numbers)?;
         }

@@ -89,9 +89,7 @@ pub(super) fn check_indices(indices: &Type) -> Result<(), TypeError> {
 fn gathered_dims(data: &Type, indices: &Type, dim: u32) -> Result<Dims, TypeError> {
     check_indices(indices)?;
     let dim = dim as usize;
-    if dim >= data.ndim() {
-        return Err(TypeError::new(format!("{data} has no dim {dim} to index")));
-    }
+    ensure!(dim < data.ndim(), "{data} has no dim {dim} to index");
     Ok(data.dims[..dim].iter().chain(&indices.dims).chain(&data.dims[dim + 1..]).cloned().collect())
 }
 
@@ -181,9 +179,10 @@ impl Operator for GatherGrad {
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([indices, updates], data) = (types.operands()?, types.declared()?);
         let dims = gathered_dims(data, indices, self.dim)?;
-        if updates.dtype != data.dtype || updates.dims != dims || !data.dtype.is_float() {
-            return Err(TypeError::new(format!("the updates {updates} at {indices} do not fit {data}")));
-        }
+        ensure!(
+            updates.dtype == data.dtype && updates.dims == dims && data.dtype.is_float(),
+            "the updates {updates} at {indices} do not fit {data}"
+        );
         Ok(vec![Type::new(data.dtype, data.dims.clone())])
     }
 
@@ -237,9 +236,10 @@ impl Operator for GatherElements {
             ty.dims.iter().enumerate().filter(|(i, _)| *i != dim).map(|(_, d)| d.clone()).collect()
         };
         let (left, right): (Dims, Dims) = (others(data), others(indices));
-        if dim >= data.ndim() || data.ndim() != indices.ndim() || left != right {
-            return Err(TypeError::new(format!("the indices {indices} and {data} differ outside dim {dim}")));
-        }
+        ensure!(
+            dim < data.ndim() && data.ndim() == indices.ndim() && left == right,
+            "the indices {indices} and {data} differ outside dim {dim}"
+        );
         Ok(vec![Type::new(data.dtype, indices.dims.clone())])
     }
 
@@ -310,12 +310,14 @@ impl GatherNd {
                 "the indices {indices} need a bound last dim after {batch} others"
             )));
         };
-        if indexed.checked_add(batch).is_none_or(|used| used > data.ndim()) {
-            return Err(TypeError::new(format!("{data} has fewer than {batch} + {indexed} dims")));
-        }
-        if data.dims[..batch] != indices.dims[..batch] {
-            return Err(TypeError::new(format!("{data} and {indices} differ in their first {batch} dims")));
-        }
+        ensure!(
+            indexed.checked_add(batch).is_some_and(|used| used <= data.ndim()),
+            "{data} has fewer than {batch} + {indexed} dims"
+        );
+        ensure!(
+            data.dims[..batch] == indices.dims[..batch],
+            "{data} and {indices} differ in their first {batch} dims"
+        );
         Ok(indexed)
     }
 }

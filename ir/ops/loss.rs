@@ -42,16 +42,14 @@ fn positions<'a>(logits: &'a Type, labels: &Type) -> Result<&'a [Dim], TypeError
     let Some((vocabulary, positions)) = logits.dims.split_last() else {
         return Err(TypeError::new(format!("the logits {logits} have no class dim")));
     };
-    if !logits.dtype.is_float() || vocabulary.size() == Some(0) {
-        return Err(TypeError::new(format!(
-            "the logits are {logits}; they must be floats with at least one class"
-        )));
-    }
-    if !labels.dtype.is_integer() || labels.dims[..] != *positions {
-        return Err(TypeError::new(format!(
-            "the labels are {labels}; the logits {logits} need one integer for each position"
-        )));
-    }
+    ensure!(
+        logits.dtype.is_float() && vocabulary.size() != Some(0),
+        "the logits are {logits}; they must be floats with at least one class"
+    );
+    ensure!(
+        labels.dtype.is_integer() && labels.dims[..] == *positions,
+        "the labels are {labels}; the logits {logits} need one integer for each position"
+    );
     Ok(positions)
 }
 
@@ -176,14 +174,14 @@ impl Operator for CrossEntropyGrad {
         let [logits, labels, logsumexp, dsum] = types.operands()?;
         let positions = positions(logits, labels)?;
         let dtype = sum_dtype(logits.dtype);
-        if logsumexp.dtype != dtype || logsumexp.dims[..] != *positions {
-            return Err(TypeError::new(format!(
-                "the logsumexp is {logsumexp}; the logits {logits} need one {dtype} for each position"
-            )));
-        }
-        if dsum.dtype != dtype || dsum.ndim() != 0 {
-            return Err(TypeError::new(format!("the gradient of the sum is {dsum}, not a scalar {dtype}")));
-        }
+        ensure!(
+            logsumexp.dtype == dtype && logsumexp.dims[..] == *positions,
+            "the logsumexp is {logsumexp}; the logits {logits} need one {dtype} for each position"
+        );
+        ensure!(
+            dsum.dtype == dtype && dsum.ndim() == 0,
+            "the gradient of the sum is {dsum}, not a scalar {dtype}"
+        );
         Ok(vec![Type::new(logits.dtype, logits.dims.clone())])
     }
 

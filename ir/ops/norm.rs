@@ -34,12 +34,11 @@ fn leading<'a>(x: &'a Type, scale: &Type) -> Result<&'a [Dim], TypeError> {
     let Some((last, leading)) = x.dims.split_last().filter(|(last, _)| last.size() != Some(0)) else {
         return Err(TypeError::new(format!("{x} has no last dim to normalise")));
     };
-    if !x.dtype.is_float() || scale.dtype != x.dtype || scale.dims[..] != [last.clone()] {
-        return Err(TypeError::new(format!(
-            "the scale is {scale}, but {x} needs the float type {}[{last}]",
-            x.dtype
-        )));
-    }
+    ensure!(
+        x.dtype.is_float() && scale.dtype == x.dtype && scale.dims[..] == [last.clone()],
+        "the scale is {scale}, but {x} needs the float type {}[{last}]",
+        x.dtype
+    );
     Ok(leading)
 }
 

@@ -40,9 +40,7 @@ impl Operator for PackBits {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
-        if x.dtype != DType::Bool {
-            return Err(TypeError::new(format!("packs bools, not {x}")));
-        }
+        ensure!(x.dtype == DType::Bool, "packs bools, not {x}");
         Ok(vec![Type::new(DType::U8, packed(&x.dims)?)])
     }
 
@@ -85,9 +83,10 @@ impl Operator for UnpackBits {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([bytes], bools) = (types.operands()?, types.declared()?);
-        if bytes.dtype != DType::U8 || bools.dtype != DType::Bool || packed(&bools.dims)? != bytes.dims {
-            return Err(TypeError::new(format!("the bits of {bytes} are not the elements of {bools}")));
-        }
+        ensure!(
+            bytes.dtype == DType::U8 && bools.dtype == DType::Bool && packed(&bools.dims)? == bytes.dims,
+            "the bits of {bytes} are not the elements of {bools}"
+        );
         Ok(vec![Type::new(DType::Bool, bools.dims.clone())])
     }
 

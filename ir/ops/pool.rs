@@ -125,11 +125,10 @@ impl Window {
 /// Returns the dims of the windows' positions over the last dims of `x`, after its leading dims.
 fn positions(windows: &Windows, x: &Type) -> Result<Dims, TypeError> {
     let count = windows.len();
-    if !x.dtype.is_float() || count == 0 || x.ndim() < count {
-        return Err(TypeError::new(format!(
-            "slides {count} windows over the last dims of floats, not of {x}"
-        )));
-    }
+    ensure!(
+        x.dtype.is_float() && count != 0 && x.ndim() >= count,
+        "slides {count} windows over the last dims of floats, not of {x}"
+    );
     let first = x.ndim() - count;
     let mut dims = x.dims.clone();
     for (i, (dim, window)) in dims[first..].iter_mut().zip(windows).enumerate() {

@@ -26,9 +26,7 @@ impl Operator for RandomUniform {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ty = types.declared()?;
-        if !ty.dtype.is_float() {
-            return Err(TypeError::new(format!("draws floats, not {ty}")));
-        }
+        ensure!(ty.dtype.is_float(), "draws floats, not {ty}");
         match types.operands {
             [] => {}
             [numbers] => self.draws().check(ty, numbers)?,

@@ -52,12 +52,12 @@ impl Operator for TopK {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], dim) = (types.operands()?, self.dim as usize);
-        if x.dtype == DType::Bool || dim >= x.ndim() {
-            return Err(TypeError::new(format!("cannot order elements along dim {dim} of {x}")));
-        }
-        if x.dims[dim].size().is_some_and(|size| size < self.count) {
-            return Err(TypeError::new(format!("takes {} elements along dim {dim} of {x}", self.count)));
-        }
+        ensure!(x.dtype != DType::Bool && dim < x.ndim(), "cannot order elements along dim {dim} of {x}");
+        ensure!(
+            x.dims[dim].size().is_none_or(|size| size >= self.count),
+            "takes {} elements along dim {dim} of {x}",
+            self.count
+        );
         let mut dims = x.dims.clone();
         dims[dim] = Dim::known(self.count);
         Ok(vec![Type::new(DType::I64, dims)])

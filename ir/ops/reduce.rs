@@ -87,16 +87,17 @@ impl Operator for Reduce {
             return Err(TypeError::new(format!("cannot reduce {x} by {kind}")));
         }
         let ascending = self.dims.windows(2).all(|pair| pair[0] < pair[1]);
-        if !ascending || self.dims.last().is_some_and(|&last| last as usize >= x.ndim()) {
-            return Err(TypeError::new(format!("{:?} are not dims of {x}, ascending", self.dims)));
-        }
+        ensure!(
+            ascending && self.dims.last().is_none_or(|&last| (last as usize) < x.ndim()),
+            "{:?} are not dims of {x}, ascending",
+            self.dims
+        );
         let extreme = matches!(self.kind, ReduceKind::Max | ReduceKind::Min);
-        if extreme && self.dims.iter().any(|&i| x.dims[i as usize].size() == Some(0)) {
-            return Err(TypeError::new(format!(
-                "the {kind} of zero elements is undefined: dims {:?} of {x}",
-                self.dims
-            )));
-        }
+        ensure!(
+            !extreme || self.dims.iter().all(|&i| x.dims[i as usize].size() != Some(0)),
+            "the {kind} of zero elements is undefined: dims {:?} of {x}",
+            self.dims
+        );
         Ok(vec![Type::new(x.dtype, self.result_dims(&x.dims, self.keep))])
     }
 
@@ -222,9 +223,11 @@ impl Operator for CumulativeSum {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
-        if x.dtype == DType::Bool || self.dim as usize >= x.ndim() {
-            return Err(TypeError::new(format!("cannot run along dim {} of {x}", self.dim)));
-        }
+        ensure!(
+            x.dtype != DType::Bool && (self.dim as usize) < x.ndim(),
+            "cannot run along dim {} of {x}",
+            self.dim
+        );
         Ok(vec![Type::new(x.dtype, x.dims.clone())])
     }
 

@@ -44,18 +44,20 @@ impl Operator for Rotary {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, cos, sin] = types.operands()?;
-        if !x.dtype.is_float() || !cos.dtype.is_float() || cos.dtype != sin.dtype {
-            return Err(TypeError::new(format!("takes floats, not {x} with {cos} and {sin}")));
-        }
+        ensure!(
+            x.dtype.is_float() && cos.dtype.is_float() && cos.dtype == sin.dtype,
+            "takes floats, not {x} with {cos} and {sin}"
+        );
         let Some(half) = x.dims.last().and_then(|width| width.quotient(&Dim::known(2))) else {
             return Err(TypeError::new(format!("{x} does not have a last dim of pairs")));
         };
         let mut pairs: Dims = x.dims.clone();
         pairs[x.ndim() - 1] = half;
         for table in [cos, sin] {
-            if table.ndim() == 0 || broadcast(&table.dims, &pairs)? != pairs {
-                return Err(TypeError::new(format!("the table {table} does not broadcast to {pairs:?}")));
-            }
+            ensure!(
+                table.ndim() != 0 && broadcast(&table.dims, &pairs)? == pairs,
+                "the table {table} does not broadcast to {pairs:?}"
+            );
         }
         Ok(vec![Type::new(x.dtype, x.dims.clone())])
     }

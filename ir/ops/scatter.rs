@@ -140,9 +140,11 @@ impl ScatterKind {
     fn infer(self, types: &Inference, gather: &impl Operator) -> Result<Vec<Type>, TypeError> {
         let [data, indices, updates] = types.operands()?;
         check_updates(gather, data, indices, updates)?;
-        if data.dtype == DType::Bool && self != Self::Set {
-            return Err(TypeError::new(format!("the reduction {} is not defined for {data}", self.print())));
-        }
+        ensure!(
+            data.dtype != DType::Bool || self == Self::Set,
+            "the reduction {} is not defined for {data}",
+            self.print()
+        );
         Ok(vec![Type::new(data.dtype, data.dims.clone())])
     }
 
@@ -247,9 +249,7 @@ fn check_updates(
 fn infer_gradient(types: &Inference, gather: &impl Operator) -> Result<Vec<Type>, TypeError> {
     let ([indices, updates], data) = (types.operands()?, types.declared()?);
     check_updates(gather, data, indices, updates)?;
-    if !data.dtype.is_float() {
-        return Err(TypeError::new(format!("has no gradient with respect to {data}")));
-    }
+    ensure!(data.dtype.is_float(), "has no gradient with respect to {data}");
     Ok(vec![whole(data)])
 }
 

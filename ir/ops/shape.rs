@@ -79,9 +79,10 @@ impl Operator for Reshape {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
-        if product(&x.dims).is_none() || product(&x.dims) != product(&to.dims) || x.dtype != to.dtype {
-            return Err(TypeError::new(format!("{x} and {to} have different numbers of elements")));
-        }
+        ensure!(
+            product(&x.dims).is_some() && product(&x.dims) == product(&to.dims) && x.dtype == to.dtype,
+            "{x} and {to} have different numbers of elements"
+        );
         Ok(vec![Type::new(x.dtype, to.dims.clone())])
     }
 
@@ -177,9 +178,11 @@ impl Operator for Transpose {
         let [x] = types.operands()?;
         let mut sorted = self.permutation.clone();
         sorted.sort_unstable();
-        if !sorted.iter().copied().eq(0..x.ndim() as u32) {
-            return Err(TypeError::new(format!("{:?} does not permute the dims of {x}", self.permutation)));
-        }
+        ensure!(
+            sorted.iter().copied().eq(0..x.ndim() as u32),
+            "{:?} does not permute the dims of {x}",
+            self.permutation
+        );
         let dims = self.permutation.iter().map(|&i| x.dims[i as usize].clone());
         Ok(vec![Type::new(x.dtype, dims)])
     }
@@ -227,9 +230,10 @@ impl Operator for Broadcast {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
-        if x.dtype != to.dtype || broadcast(&x.dims, &to.dims)? != to.dims {
-            return Err(TypeError::new(format!("{x} does not broadcast to {to}")));
-        }
+        ensure!(
+            x.dtype == to.dtype && broadcast(&x.dims, &to.dims)? == to.dims,
+            "{x} does not broadcast to {to}"
+        );
         Ok(vec![Type::new(x.dtype, to.dims.clone())])
     }
 
@@ -284,12 +288,13 @@ impl Operator for Slice {
         let size = dim_of(x, self.dim)?;
         let mut dims: Dims = x.dims.clone();
         dims[self.dim as usize] = dim_of(to, self.dim)?.clone();
-        if x.dtype != to.dtype || dims != to.dims || self.step == 0 || self.start < 0 {
-            return Err(TypeError::new(format!(
-                "a slice of {x} along dim {} from {} with step {} cannot be {to}",
-                self.dim, self.start, self.step
-            )));
-        }
+        ensure!(
+            x.dtype == to.dtype && dims == to.dims && self.step != 0 && self.start >= 0,
+            "a slice of {x} along dim {} from {} with step {} cannot be {to}",
+            self.dim,
+            self.start,
+            self.step
+        );
         // With unbound dims the last element cannot be checked until they are bound.
         if let (Some(size), Some(length)) = (size.size(), dims[self.dim as usize].size()) {
             let last = i128::from(self.start) + i128::from(self.step) * (i128::from(length) - 1);
@@ -370,9 +375,10 @@ impl Operator for Concat {
                 same.get_mut(dim).ok_or_else(|| TypeError::new(format!("{ty} has no dim {dim}")))?,
                 first.dims[dim].clone(),
             );
-            if same != first.dims || ty.dtype != first.dtype {
-                return Err(TypeError::new(format!("{first} and {ty} differ outside dim {dim}")));
-            }
+            ensure!(
+                same == first.dims && ty.dtype == first.dtype,
+                "{first} and {ty} differ outside dim {dim}"
+            );
             let sum = total.size().and_then(|total| total.checked_add(size.size()?));
             total =
                 Dim::known(sum.ok_or_else(|| TypeError::new(format!("dim {dim} of {ty} must be bound")))?);
@@ -446,12 +452,12 @@ impl Operator for Pad {
             (Some(size), Some(padded)) => size.checked_add(self.before).is_some_and(|least| least <= padded),
             _ => true,
         };
-        if x.dtype != to.dtype || dims != to.dims || !fits {
-            return Err(TypeError::new(format!(
-                "padding {x} with {} elements at the start of dim {} cannot give {to}",
-                self.before, self.dim
-            )));
-        }
+        ensure!(
+            x.dtype == to.dtype && dims == to.dims && fits,
+            "padding {x} with {} elements at the start of dim {} cannot give {to}",
+            self.before,
+            self.dim
+        );
         Ok(vec![Type::new(x.dtype, dims)])
     }
 

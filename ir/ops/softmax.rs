@@ -61,9 +61,7 @@ pub(super) fn logsumexp_nodes(b: &mut Builder, x: ValueId, dim: u32) -> Result<V
 fn normalised<const N: usize>(dim: u32, types: &Inference) -> Result<Vec<Type>, TypeError> {
     let operands = types.operands::<N>()?;
     let first = operands[0];
-    if !first.dtype.is_float() || dim as usize >= first.ndim() {
-        return Err(TypeError::new(format!("cannot normalise dim {dim} of {first}")));
-    }
+    ensure!(first.dtype.is_float() && (dim as usize) < first.ndim(), "cannot normalise dim {dim} of {first}");
     match operands.iter().find(|ty| !ty.same_shape(first)) {
         Some(other) => Err(TypeError::new(format!("{first} and {other} have different types"))),
         None => Ok(vec![Type::new(first.dtype, first.dims.clone())]),

@@ -14,9 +14,7 @@ impl Operator for Accumulate {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
-        if !x.dtype.is_float() {
-            return Err(TypeError::new(format!("sums floats, not {x}")));
-        }
+        ensure!(x.dtype.is_float(), "sums floats, not {x}");
         Ok(vec![Type::new(x.dtype, x.dims.clone())])
     }
 

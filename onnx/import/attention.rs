@@ -7,16 +7,17 @@ use super::context::{Context, Entry, Outputs, Problem};
 use ir::ops::Float;
 use ir::ops::attention::Attention;
 use ir::ops::shape::Concat;
-use ir::{Dim, ValueId};
+use ir::{Dim, ValueId, ensure};
 
 /// Attention in its four-dim form `[batch, heads, sequence, width]`, or in the three-dim form `[batch, sequence, heads·width]`
 /// with the numbers of heads as attributes. Past keys and values come before the new ones.
 pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     let inputs = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
     let flat = cx.ty(inputs[0]).ndim() == 3;
-    if inputs.iter().any(|&input| cx.ty(input).ndim() != if flat { 3 } else { 4 }) {
-        return Err(Problem::new("the queries, keys and values must all have three dims, or all have four"));
-    }
+    ensure!(
+        inputs.iter().all(|&input| cx.ty(input).ndim() == if flat { 3 } else { 4 }),
+        "the queries, keys and values must all have three dims, or all have four"
+    );
     let heads = [call.int("q_num_heads"), call.int("kv_num_heads"), call.int("kv_num_heads")];
     let mut operands = inputs;
     if flat {
@@ -59,12 +60,7 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
 /// Appends keys or values to the past ones. Returns them with the number of past ones.
 fn after_past(cx: &mut Context, call: &Call, i: usize, x: ValueId) -> Result<(ValueId, u64), Problem> {
     let Some(past) = cx.optional(call, i)? else { return Ok((x, 0)) };
-    if cx.ty(past).ndim() != 4 {
-        return Err(Problem::new(format!(
-            "the past key or value is {}; it must have four dims",
-            cx.ty(past)
-        )));
-    }
+    ensure!(cx.ty(past).ndim() == 4, "the past key or value is {}; it must have four dims", cx.ty(past));
     let length = cx.bound(past, 2, "counts")?;
     Ok((cx.b.one(Concat { dim: 2 }, &[past, x])?, length))
 }

@@ -9,7 +9,7 @@ use super::registry::Import;
 use super::{contraction, contrib_attention, contrib_group_attention, contrib_norm, conv, norm, rotary};
 use ir::ValueId;
 use ir::ops::elementwise::{Binary, Unary};
-use ir::{Dim, Dims};
+use ir::{Dim, Dims, ensure};
 
 /// The domain of these operators.
 pub(super) const DOMAIN: &str = "com.microsoft";
@@ -50,9 +50,7 @@ fn bias_split_gelu(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.build(x + bias)?;
     let dim = cx.axis(x, -1)?;
     let width = cx.bound(x, dim, "halves")?;
-    if !width.is_multiple_of(2) {
-        return Err(Problem::new(format!("the last dim of {} cannot be halved", cx.ty(x))));
-    }
+    ensure!(width.is_multiple_of(2), "the last dim of {} cannot be halved", cx.ty(x));
     let left = cx.b.slice(x, dim, 0, Dim::known(width / 2))?;
     let right = cx.b.slice(x, dim, width / 2, Dim::known(width / 2))?;
     one(cx.build(left * Unary::Gelu.of(right))?)

@@ -13,7 +13,7 @@ use ir::ops::elementwise::{Compare, Logical};
 use ir::ops::indexing::Gather;
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// GroupQueryAttention of `[batch, length, heads · width]`, or of queries, keys and values packed along the last dim.
 pub(super) fn group_query_attention(cx: &mut Context, call: &Call) -> Outputs {
@@ -65,14 +65,10 @@ fn refuse_what_is_not_built(cx: &Context, call: &Call) -> Result<(), Problem> {
     without_inputs(call, &[14, 15], "normalises its queries and keys")?;
     call.unneeded(&["qk_norm_epsilon", "kv_cache_bit_width"]);
     for name in ["smooth_softmax", "qk_output", "sliding_window_cache"] {
-        if call.int(name).is_some_and(|n| n > 0) {
-            return Err(Problem::new(format!("`{name}` is not supported")));
-        }
+        ensure!(call.int(name).is_none_or(|n| n <= 0), "`{name}` is not supported");
     }
     for name in ["k_quant_type", "v_quant_type"] {
-        if call.string(name).is_some_and(|kind| kind != "NONE") {
-            return Err(Problem::new(format!("`{name}` is not supported")));
-        }
+        ensure!(call.string(name).is_none_or(|kind| kind == "NONE"), "`{name}` is not supported");
     }
     Ok(())
 }

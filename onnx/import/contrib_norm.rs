@@ -8,7 +8,7 @@ use ir::ops::elementwise::Compare;
 use ir::ops::indexing::Gather;
 use ir::ops::norm::{LayerNorm, RmsNorm};
 use ir::ops::reduce::ReduceKind;
-use ir::{DType, Dim, Type, ValueId};
+use ir::{DType, Dim, Type, ValueId, ensure};
 
 /// The number that ONNX Runtime adds to a variance if no attribute gives one.
 const EPSILON: f64 = 1e-12;
@@ -23,9 +23,7 @@ pub(super) fn skip_norm(cx: &mut Context, call: &Call) -> Outputs {
     if let Some(bias) = cx.optional(call, if simplified { 3 } else { 4 })? {
         sum = cx.build(sum + bias)?;
     }
-    if cx.ty(sum).dims != dims {
-        return Err(Problem::new(format!("adds {} to {}", cx.ty(skip), cx.ty(input))));
-    }
+    ensure!(cx.ty(sum).dims == dims, "adds {} to {}", cx.ty(skip), cx.ty(input));
     let eps = Float::new(call.float("epsilon").unwrap_or(EPSILON));
     if simplified {
         let results = cx.b.push(RmsNorm { eps }, &[sum, scale])?;

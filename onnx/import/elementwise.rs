@@ -5,7 +5,7 @@ use super::context::{Context, Entry, Outputs, Problem, one};
 use super::integers::{Int, Ints};
 use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::ops::softmax::{LogSoftmax, Softmax};
-use ir::{DType, Dim, Dims, ValueId};
+use ir::{DType, Dim, Dims, ValueId, ensure};
 
 /// Imports operators of one operand.
 pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
@@ -76,9 +76,12 @@ pub(super) fn binary(cx: &mut Context, call: &Call) -> Outputs {
         let dtype = if truth { DType::Bool } else { cx.known_dtype(call, 0) };
         return Ok(vec![Entry::Ints(ints, dtype)]);
     }
-    if call.input_count() > 2 && !matches!(call.op(), "Max" | "Min" | "Sum") {
-        return Err(Problem::new(format!("`{}` takes two inputs, not {}", call.op(), call.input_count())));
-    }
+    ensure!(
+        call.input_count() <= 2 || matches!(call.op(), "Max" | "Min" | "Sum"),
+        "`{}` takes two inputs, not {}",
+        call.op(),
+        call.input_count()
+    );
     let mut result = cx.value(call, 0)?;
     for i in 1..call.input_count() {
         let y = cx.value(call, i)?;

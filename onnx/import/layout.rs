@@ -6,7 +6,7 @@ use super::context::{Context, Outputs, Problem, one};
 use super::shape;
 use ir::ops::elementwise::{Compare, Select};
 use ir::ops::indexing::{Gather, GatherElements};
-use ir::{DType, Dim, Tensor, Type, ValueId};
+use ir::{DType, Dim, Tensor, Type, ValueId, ensure};
 
 /// SpaceToDepth and DepthToSpace: `blocksize` × `blocksize` positions become channels, or the reverse.
 pub(super) fn space_and_depth(cx: &mut Context, call: &Call) -> Outputs {
@@ -84,9 +84,7 @@ pub(super) fn eye_like(cx: &mut Context, call: &Call) -> Outputs {
 /// Builds the distance of each element of a matrix to the right of the diagonal `k`: i64, with leading dims of size one.
 fn distance(cx: &mut Context, ty: &Type, k: i64) -> Built {
     let ndim = ty.ndim();
-    if ndim < 2 {
-        return Err(Problem::new(format!("the operand must be a matrix; it is {ty}")));
-    }
+    ensure!(ndim >= 2, "the operand must be a matrix; it is {ty}");
     let row = cx.counted(DType::I64, ndim, ndim as u32 - 2, ty.dims[ndim - 2].clone())?;
     let column = cx.counted(DType::I64, ndim, ndim as u32 - 1, ty.dims[ndim - 1].clone())?;
     cx.build(column - row - k as f64)
@@ -97,9 +95,7 @@ pub(super) fn center_crop_pad(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let target = cx.numbers(call, 1, "shape")?.ok_or_else(|| Problem::new("needs `shape`"))?;
     let axes = call.ints("axes").unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
-    if axes.len() != target.len() {
-        return Err(Problem::new(format!("there are {} sizes for {} axes", target.len(), axes.len())));
-    }
+    ensure!(axes.len() == target.len(), "there are {} sizes for {} axes", target.len(), axes.len());
     for (&axis, &target) in axes.iter().zip(&target) {
         let dim = cx.axis(x, axis)?;
         let size = cx.bound(x, dim, "crops")?;
@@ -137,9 +133,7 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
     };
     let pads = pads.ok_or_else(|| Problem::new("needs `pads`"))?;
     let axes = cx.numbers(call, 3, "axes")?.unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
-    if pads.len() != 2 * axes.len() {
-        return Err(Problem::new(format!("there are {} pads for {} dims", pads.len(), axes.len())));
-    }
+    ensure!(pads.len() == 2 * axes.len(), "there are {} pads for {} dims", pads.len(), axes.len());
     for (i, &axis) in axes.iter().enumerate() {
         let dim = cx.axis(x, axis)?;
         x = bordered(cx, x, dim, [pads[i], pads[i + axes.len()]], source)?;

@@ -9,7 +9,7 @@ use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::pool::{AvgPool, MaxPool, Window, Windows};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Pad;
-use ir::{DType, Dim, Op, Type, ValueId};
+use ir::{DType, Dim, Op, Type, ValueId, ensure};
 
 /// MaxPool. Integers are pooled as floats, which represent all of ONNX's integer types for pooling exactly.
 pub(super) fn max_pool(cx: &mut Context, call: &Call) -> Outputs {
@@ -131,11 +131,7 @@ fn power(cx: &mut Context, x: ValueId, exponent: f64) -> Result<ValueId, Problem
 /// Returns the range of the dims after batch and channels.
 pub(super) fn spatial(cx: &Context, x: ValueId) -> Result<std::ops::Range<usize>, Problem> {
     let ty = cx.ty(x);
-    if ty.ndim() < 3 {
-        return Err(Problem::new(format!(
-            "pooling needs dims after the batch and the channels, and {ty} has none"
-        )));
-    }
+    ensure!(ty.ndim() >= 3, "pooling needs dims after the batch and the channels, and {ty} has none");
     Ok(0..ty.ndim() - 2)
 }
 

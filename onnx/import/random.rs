@@ -6,7 +6,7 @@ use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
 use ir::ops::elementwise::{Compare, Unary};
 use ir::ops::random::RandomUniform;
-use ir::{DType, Dim, Dims, Type};
+use ir::{DType, Dim, Dims, Type, ensure};
 use std::f64::consts::TAU;
 
 /// RandomUniform and RandomUniformLike: numbers from `low` to below `high`.
@@ -65,9 +65,7 @@ fn result(cx: &mut Context, call: &Call) -> Result<Type, Problem> {
         },
     };
     let dtype = if call.int("dtype").is_some() { call.dtype("dtype")? } else { dims.dtype };
-    if !dtype.is_float() {
-        return Err(Problem::new(format!("random numbers must be floats, not {dtype}")));
-    }
+    ensure!(dtype.is_float(), "random numbers must be floats, not {dtype}");
     Ok(dims.with_dtype(dtype))
 }
 

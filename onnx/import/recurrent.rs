@@ -12,7 +12,7 @@ use super::recurrent_cell::{Cell, Kind, State};
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Compare, Select};
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// The most steps into which all recurrent layers of a file together are unrolled.
 const MOST_STEPS: u64 = 16_384;
@@ -68,9 +68,7 @@ impl Layer {
                 )));
             }
         };
-        if cx.ty(x).ndim() != 3 {
-            return Err(Problem::new(format!("the input is {}; it must have three dims", cx.ty(x))));
-        }
+        ensure!(cx.ty(x).ndim() == 3, "the input is {}; it must have three dims", cx.ty(x));
         let batch_first = match call.int("layout").unwrap_or(0) {
             0 => false,
             1 => true,
@@ -305,9 +303,7 @@ fn gates(call: &Call, kind: Kind, directions: usize) -> Result<Vec<Gate>, Proble
         Some(names) => names.iter().map(String::as_str).collect(),
         None => kind.defaults().iter().copied().cycle().take(count).collect(),
     };
-    if names.len() != count {
-        return Err(Problem::new(format!("the node has {} activations; it needs {count}", names.len())));
-    }
+    ensure!(names.len() == count, "the node has {} activations; it needs {count}", names.len());
     let list = |name: &str| call.floats(name).unwrap_or_default();
     Gate::all(&names, &list("activation_alpha"), &list("activation_beta"))
 }

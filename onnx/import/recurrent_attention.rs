@@ -8,7 +8,7 @@ use ir::ops::contract::Contract;
 use ir::ops::conv::Conv;
 use ir::ops::elementwise::Unary;
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, Type, ValueId};
+use ir::{DType, Dim, Type, ValueId, ensure};
 use smallvec::SmallVec;
 use std::slice::from_ref;
 
@@ -93,9 +93,10 @@ impl Recurrence {
             "gated_delta" => (true, true),
             other => return Err(Problem::new(format!("the update rule `{other}` is unknown"))),
         };
-        if call.input(4).is_some() != gated || call.input(5).is_some() != delta {
-            return Err(Problem::new(format!("the node's inputs do not fit its update rule `{rule}`")));
-        }
+        ensure!(
+            call.input(4).is_some() == gated && call.input(5).is_some() == delta,
+            "the node's inputs do not fit its update rule `{rule}`"
+        );
         let q = split(cx, call, 0, &[heads.clone(), group], wide)?;
         let k = split(cx, call, 1, from_ref(&heads), wide)?;
         let v = split(cx, call, 2, from_ref(&heads), wide)?;
@@ -112,11 +113,10 @@ impl Recurrence {
             None
         };
         let steps = cx.bound(k, 1, "attends over")?;
-        if steps == 0 || steps > MOST_STEPS {
-            return Err(Problem::new(format!(
-                "attention over {steps} steps is not supported; 1 to {MOST_STEPS} steps are"
-            )));
-        }
+        ensure!(
+            steps != 0 && steps <= MOST_STEPS,
+            "attention over {steps} steps is not supported; 1 to {MOST_STEPS} steps are"
+        );
         Ok((Self { steps, heads, decay, beta }, [q, k, v]))
     }
 
@@ -162,10 +162,10 @@ fn at(cx: &mut Context, x: ValueId, step: u64) -> Built {
 pub(super) fn causal_conv(cx: &mut Context, call: &Call) -> Outputs {
     let (x, weight) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let (image, kernel) = (cx.ty(x).clone(), cx.ty(weight).clone());
-    if image.ndim() != 3 || kernel.ndim() != 3 || kernel.dims[0] != image.dims[1] || !kernel.dims[1].is_one()
-    {
-        return Err(Problem::new(format!("weight {kernel} does not fit signal {image}")));
-    }
+    ensure!(
+        image.ndim() == 3 && kernel.ndim() == 3 && kernel.dims[0] == image.dims[1] && kernel.dims[1].is_one(),
+        "weight {kernel} does not fit signal {image}"
+    );
     let (length, taps) = (cx.bound(x, 2, "convolves")?, cx.bound(weight, 2, "convolves with")?);
     let before = taps.checked_sub(1).ok_or_else(|| Problem::new(format!("the weight {kernel} is empty")))?;
     let whole = match cx.optional(call, 3)? {

@@ -7,7 +7,7 @@ use super::context::{Context, Entry, Outputs, Problem, one};
 use super::resampling::{Coordinates, Filter, Nearest, Resampling, Weighted};
 use ir::ops::elementwise::{Binary, Select};
 use ir::ops::indexing::Gather;
-use ir::{DType, Dim, Tensor, ValueId};
+use ir::{DType, Dim, Tensor, ValueId, ensure};
 
 /// The resizing of one dim.
 struct ResizedDim {
@@ -28,9 +28,11 @@ pub(super) fn resize(cx: &mut Context, call: &Call) -> Outputs {
         if from == size && scale == 1.0 && !crops {
             continue;
         }
-        if from == 0 || size == 0 || from.max(size) > Context::MOST_COMPUTED {
-            return Err(Problem::new(format!("dim {dim} of {} cannot be resized to {size}", cx.ty(x))));
-        }
+        ensure!(
+            from != 0 && size != 0 && from.max(size) <= Context::MOST_COMPUTED,
+            "dim {dim} of {} cannot be resized to {size}",
+            cx.ty(x)
+        );
         let weighted = how.along(from, size, scale, region);
         x = resampled(cx, x, dim, &weighted)?;
         if weighted.outside.contains(&true) {

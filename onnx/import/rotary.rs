@@ -6,7 +6,7 @@ use super::context::{Context, Outputs, Problem, one};
 use ir::ops::indexing::Gather;
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// RotaryEmbedding of `[batch, heads, sequence, width]`, or of `[batch, sequence, heads·width]` with the number of heads as an
 /// attribute. It rotates all elements of each head, or the first `rotary_embedding_dim`. The tables have a row for each position
@@ -15,9 +15,7 @@ pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
     let input = cx.value(call, 0)?;
     let ty = cx.ty(input).clone();
     let x = if ty.ndim() == 3 { heads_apart(cx, call, input)? } else { input };
-    if cx.ty(x).ndim() != 4 {
-        return Err(Problem::new(format!("the operand is {ty}; it must have three or four dims")));
-    }
+    ensure!(cx.ty(x).ndim() == 4, "the operand is {ty}; it must have three or four dims");
     let mut tables = [cx.value(call, 1)?, cx.value(call, 2)?];
     let positions = cx.optional(call, 3)?;
     for table in &mut tables {
@@ -37,22 +35,21 @@ pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
 /// RotaryEmbedding of `com.microsoft`: positions come before the tables. They are given for each place of each sample, or only for
 /// the first place. Heads of a merged dim are as wide as the tables, unless an attribute says otherwise.
 pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
-    if call.int("is_packed_batching").unwrap_or(0) != 0
-        || call.float("scale").is_some_and(|scale| scale != 1.0)
-    {
-        return Err(Problem::new("a packed batch and a scale are not supported"));
-    }
+    ensure!(
+        call.int("is_packed_batching").unwrap_or(0) == 0
+            && call.float("scale").is_none_or(|scale| scale == 1.0),
+        "a packed batch and a scale are not supported"
+    );
     let (input, mut positions) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let mut tables = [cx.value(call, 2)?, cx.value(call, 3)?];
     let ty = cx.ty(input).clone();
     let turned = cx.bound(tables[0], 1, "rotates")?.saturating_mul(2);
     let said = call.int("rotary_embedding_dim").unwrap_or(0);
-    if said != 0 && u64::try_from(said) != Ok(turned) {
-        return Err(Problem::new(format!(
-            "a table {} does not fit {said} rotated elements",
-            cx.ty(tables[0])
-        )));
-    }
+    ensure!(
+        said == 0 || u64::try_from(said) == Ok(turned),
+        "a table {} does not fit {said} rotated elements",
+        cx.ty(tables[0])
+    );
     let count = call.int("num_heads").unwrap_or(0);
     let x = match ty.ndim() {
         3 if said != 0 => heads_apart(cx, call, input)?,
@@ -62,9 +59,10 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
             let heads = heads.ok_or_else(|| {
                 Problem::new(format!("the last dim of {ty} is not a multiple of a head of {turned} elements"))
             })?;
-            if count > 0 && heads.size() != u64::try_from(count).ok() {
-                return Err(Problem::new(format!("{count} heads of {turned} elements do not fit {ty}")));
-            }
+            ensure!(
+                count <= 0 || heads.size() == u64::try_from(count).ok(),
+                "{count} heads of {turned} elements do not fit {ty}"
+            );
             let split = cx.b.reshape(input, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
             cx.b.transpose(split, &[0, 2, 1, 3])?
         }
@@ -94,9 +92,7 @@ fn turn(
     turned: u64,
 ) -> Result<ValueId, Problem> {
     let width = cx.bound(x, 3, "rotates")?;
-    if turned > width {
-        return Err(Problem::new(format!("rotary_embedding_dim is above the {width} elements of a head")));
-    }
+    ensure!(turned <= width, "rotary_embedding_dim is above the {width} elements of a head");
     let first = cx.b.slice(x, 3, 0, Dim::known(turned))?;
     let op = Rotary { interleaved: call.int("interleaved").unwrap_or(0) != 0 };
     let out = cx.b.one(op, &[first, tables[0], tables[1]])?;

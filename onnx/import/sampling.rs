@@ -7,7 +7,7 @@ use super::context::{Context, Outputs, Problem, one};
 use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::ops::indexing::GatherNd;
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, Type, ValueId};
+use ir::{DType, Dim, Type, ValueId, ensure};
 
 /// The interpolation between neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,9 +181,7 @@ pub(super) fn neighbours(
     interpolation: Interpolation,
     outside: Outside,
 ) -> Result<Vec<Neighbour>, Problem> {
-    if size == 0 {
-        return Err(Problem::new("the image has no elements"));
-    }
+    ensure!(size != 0, "the image has no elements");
     let nearest = interpolation == Interpolation::Nearest;
     let place = if nearest { cx.build(Unary::Round.of(place))? } else { place };
     let place = outside.moved(cx, place, size)?;

@@ -7,7 +7,7 @@ use super::integers::{Int, Ints};
 use ir::ops::Float;
 use ir::ops::constant::Iota;
 use ir::ops::shape::{Concat, Pad, Slice};
-use ir::{DType, Dim, Dims, Type, ValueId};
+use ir::{DType, Dim, Dims, Type, ValueId, ensure};
 use std::collections::BTreeSet;
 
 /// Shape, with its range of dims (opset 15).
@@ -243,12 +243,11 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
             (0..count).map(|i| part.min(size.saturating_sub(i * part))).collect()
         }
     };
-    if sizes.iter().try_fold(0u64, |sum, &part| sum.checked_add(part)) != Some(size) {
-        return Err(Problem::new(format!(
-            "the sizes {sizes:?} of the parts do not add up to dim {dim} of {}",
-            cx.ty(x)
-        )));
-    }
+    ensure!(
+        sizes.iter().try_fold(0u64, |sum, &part| sum.checked_add(part)) == Some(size),
+        "the sizes {sizes:?} of the parts do not add up to dim {dim} of {}",
+        cx.ty(x)
+    );
     slices(cx, x, dim, &sizes)
 }
 
@@ -285,9 +284,10 @@ pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
     };
     let axes = part(cx, "axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
     let steps = part(cx, "steps", 4)?.unwrap_or_else(|| vec![1; starts.len()]);
-    if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
-        return Err(Problem::new("starts, ends, axes and steps have different lengths"));
-    }
+    ensure!(
+        [ends.len(), axes.len(), steps.len()] == [starts.len(); 3],
+        "starts, ends, axes and steps have different lengths"
+    );
     if let Some(ints) = cx.ints(call, 0) {
         let spans = starts.iter().zip(&ends).zip(&axes).zip(&steps);
         let spans = spans.map(|(((&start, end), &axis), &step)| (start, end.known(), axis, step));
@@ -351,9 +351,7 @@ fn slice_dim(
 /// Returns the first element, the step and the number of elements of a slice of a dim, clamped as in ONNX.
 fn span(start: i64, end: i64, step: i64, size: u64) -> Result<(i64, i64, u64), Problem> {
     let size = i64::try_from(size).map_err(|_| Problem::new("the dim to slice is too large"))?;
-    if step == 0 {
-        return Err(Problem::new("the step is 0"));
-    }
+    ensure!(step != 0, "the step is 0");
     let from_end = |at: i64| if at < 0 { at.saturating_add(size) } else { at };
     let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
     let start = from_end(start).clamp(low.max(0), high.max(0));
@@ -367,11 +365,7 @@ fn span(start: i64, end: i64, step: i64, size: u64) -> Result<(i64, i64, u64), P
 pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let mode = call.string("mode").unwrap_or("constant");
-    if mode != "constant" {
-        return Err(Problem::new(format!(
-            "the padding mode `{mode}` is not supported here; only `constant` is"
-        )));
-    }
+    ensure!(mode == "constant", "the padding mode `{mode}` is not supported here; only `constant` is");
     let pads = match call.ints("pads") {
         Some(pads) => Some(pads),
         None => cx.numbers(call, 1, "pads")?,
@@ -383,9 +377,7 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
         None => call.float("value").unwrap_or(0.0),
     };
     let axes = cx.numbers(call, 3, "axes")?.unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
-    if pads.len() != 2 * axes.len() {
-        return Err(Problem::new(format!("there are {} pads for {} dims", pads.len(), axes.len())));
-    }
+    ensure!(pads.len() == 2 * axes.len(), "there are {} pads for {} dims", pads.len(), axes.len());
     for (i, &axis) in axes.iter().enumerate() {
         let dim = cx.axis(x, axis)?;
         let (before, after) = (pads[i], pads[i + axes.len()]);
@@ -470,9 +462,10 @@ pub(super) fn tile(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let repeats = cx.numbers(call, 1, "repeats")?.ok_or_else(|| Problem::new("needs `repeats`"))?;
     let ty = cx.ty(x).clone();
-    if repeats.len() != ty.ndim() || repeats.iter().any(|&n| n < 0) {
-        return Err(Problem::new(format!("the repeats {repeats:?} do not fit {ty}")));
-    }
+    ensure!(
+        repeats.len() == ty.ndim() && repeats.iter().all(|&n| n >= 0),
+        "the repeats {repeats:?} do not fit {ty}"
+    );
     let repeat = |i: usize| Dim::known(repeats[i] as u64);
     let apart: Dims = ty.dims.iter().flat_map(|dim| [Dim::known(1), dim.clone()]).collect();
     let wide: Dims = ty.dims.iter().enumerate().flat_map(|(i, dim)| [repeat(i), dim.clone()]).collect();

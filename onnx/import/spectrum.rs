@@ -8,7 +8,7 @@ use ir::ops::Labels;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::indexing::Gather;
-use ir::{DType, Dim, Tensor, ValueId};
+use ir::{DType, Dim, Tensor, ValueId, ensure};
 use std::f64::consts::TAU;
 
 /// The parameters of a transform.
@@ -89,11 +89,10 @@ fn transformed(cx: &mut Context, x: ValueId, transform: Transform) -> Built {
     let ty = cx.ty(x).clone();
     let last = ty.ndim() as u32 - 1;
     let parts = cx.bound(x, last, "transforms")?;
-    if !ty.dtype.is_float() || dim == last || !matches!(parts, 1 | 2) || length == 0 || ty.ndim() > 20 {
-        return Err(Problem::new(format!(
-            "dim {dim} of {ty} cannot be transformed with a period of {length}"
-        )));
-    }
+    ensure!(
+        ty.dtype.is_float() && dim != last && matches!(parts, 1 | 2) && length != 0 && ty.ndim() <= 20,
+        "dim {dim} of {ty} cannot be transformed with a period of {length}"
+    );
     let half = length / 2 + 1;
     // The inverse of half of the frequencies has only a real part.
     let (read, made, parts_made) = match (inverse, onesided) {
@@ -140,9 +139,7 @@ fn matrix(cx: &mut Context, transform: Transform, [read, parts, made, parts_made
         return cx.build(cosine * mean);
     }
     let single = |k: u64| k == 0 || 2 * k == length;
-    if read > Context::MOST_COMPUTED {
-        return Err(Problem::new(format!("the period {length} is too long")));
-    }
+    ensure!(read <= Context::MOST_COMPUTED, "the period {length} is too long");
     let shares = (0..read).map(|k| if single(k) { mean } else { 2.0 * mean }).collect();
     let shares = cx.computed(Tensor::float(DType::F64, vec![read as usize, 1, 1, 1], shares))?;
     cx.build(cosine * shares)

@@ -5,7 +5,7 @@ use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use ir::ops::elementwise::{Compare, Select};
 use ir::ops::indexing::{Gather, GatherElements};
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// NegativeLogLikelihoodLoss of log-probabilities `[n, c, d..]` and labels `[n, d..]`.
 pub(super) fn negative_log_likelihood(cx: &mut Context, call: &Call) -> Outputs {
@@ -67,9 +67,7 @@ pub(super) fn likelihood(
 /// Moves the classes from ONNX's dim 1 to the last dim, where the IR operators expect them.
 pub(super) fn classes_last(cx: &mut Context, x: ValueId) -> Built {
     let ndim = cx.ty(x).ndim() as u32;
-    if ndim < 2 {
-        return Err(Problem::new(format!("the logits must have at least two dims; they are {}", cx.ty(x))));
-    }
+    ensure!(ndim >= 2, "the logits must have at least two dims; they are {}", cx.ty(x));
     let permutation: Vec<u32> = [0].into_iter().chain(2..ndim).chain([1]).collect();
     Ok(cx.b.transpose(x, &permutation)?)
 }

@@ -58,9 +58,7 @@ impl Operator for Bitwise {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, y] = same_dtype(types)?;
-        if !x.dtype.is_integer() {
-            return Err(TypeError::new(format!("takes integers, not {x} and {y}")));
-        }
+        ensure!(x.dtype.is_integer(), "takes integers, not {x} and {y}");
         Ok(vec![Type::new(x.dtype, broadcast(&x.dims, &y.dims)?)])
     }
 
@@ -102,9 +100,11 @@ impl Operator for Bitcast {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
-        if x.dtype.bytes() != self.to.bytes() || self.to == DType::Bool {
-            return Err(TypeError::new(format!("the bits of {x} are not a {}", self.to)));
-        }
+        ensure!(
+            x.dtype.bytes() == self.to.bytes() && self.to != DType::Bool,
+            "the bits of {x} are not a {}",
+            self.to
+        );
         Ok(vec![Type::new(self.to, x.dims.clone())])
     }
 

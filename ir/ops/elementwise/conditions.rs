@@ -114,9 +114,7 @@ impl Operator for Logical {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, y] = same_dtype(types)?;
-        if x.dtype != DType::Bool {
-            return Err(TypeError::new(format!("takes bools, not {x} and {y}")));
-        }
+        ensure!(x.dtype == DType::Bool, "takes bools, not {x} and {y}");
         Ok(vec![Type::new(DType::Bool, broadcast(&x.dims, &y.dims)?)])
     }
 
@@ -158,11 +156,10 @@ impl Operator for Select {
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [condition, x, y] = types.operands()?;
-        if condition.dtype != DType::Bool || x.dtype != y.dtype {
-            return Err(TypeError::new(format!(
-                "takes a bool and two of one type, not {condition}, {x}, {y}"
-            )));
-        }
+        ensure!(
+            condition.dtype == DType::Bool && x.dtype == y.dtype,
+            "takes a bool and two of one type, not {condition}, {x}, {y}"
+        );
         let dims: Dims = broadcast(&broadcast(&condition.dims, &x.dims)?, &y.dims)?;
         Ok(vec![Type::new(x.dtype, dims)])
     }

@@ -133,9 +133,7 @@ impl Operator for Unary {
             Self::Neg | Self::Abs | Self::Sign => x.dtype != DType::Bool,
             _ => x.dtype.is_float(),
         };
-        if !fits {
-            return Err(TypeError::new(format!("does not take {x}")));
-        }
+        ensure!(fits, "does not take {x}");
         let dtype = if *self == Self::IsNan { DType::Bool } else { x.dtype };
         Ok(vec![Type::new(dtype, x.dims.clone())])
     }

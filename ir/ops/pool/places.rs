@@ -122,9 +122,7 @@ impl Operator for MaxPoolOffsets {
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         let dims = positions(&self.windows, x)?;
-        if !has_offsets(&self.windows) {
-            return Err(TypeError::new(format!("counts up to {OFFSETS} elements of a window over {x}")));
-        }
+        ensure!(has_offsets(&self.windows), "counts up to {OFFSETS} elements of a window over {x}");
         Ok(vec![Type::new(DType::U8, dims)])
     }
 
@@ -173,9 +171,10 @@ impl Operator for MaxPoolGradAt {
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([offsets, dy], x) = (types.operands()?, types.declared()?);
         expect(dy, x, &positions(&self.windows, x)?)?;
-        if offsets.dtype != DType::U8 || offsets.dims != dy.dims || !has_offsets(&self.windows) {
-            return Err(TypeError::new(format!("takes a u8 for each element of {dy}, not {offsets}")));
-        }
+        ensure!(
+            offsets.dtype == DType::U8 && offsets.dims == dy.dims && has_offsets(&self.windows),
+            "takes a u8 for each element of {dy}, not {offsets}"
+        );
         Ok(vec![Type::new(x.dtype, x.dims.clone())])
     }
 

@@ -1,9 +1,11 @@
 //! Attention as a single node (opset 23).
 
+use super::arithmetic::Built;
 use super::attention_mask::mask;
 use super::call::Call;
 use super::composed_attention::{Scores, attend};
 use super::context::{Context, Entry, Outputs, Problem};
+use super::contrib_attention::merge_heads;
 use ir::ops::Float;
 use ir::ops::attention::Attention;
 use ir::ops::shape::Concat;
@@ -65,7 +67,8 @@ fn after_past(cx: &mut Context, call: &Call, i: usize, x: ValueId) -> Result<(Va
     Ok((cx.b.one(Concat { dim: 2 }, &[past, x])?, length))
 }
 
-fn split_heads(cx: &mut Context, x: ValueId, heads: Option<i64>) -> Result<ValueId, Problem> {
+/// Reshapes `[batch, sequence, heads·width]` to `[batch, heads, sequence, width]`.
+pub(super) fn split_heads(cx: &mut Context, x: ValueId, heads: Option<i64>) -> Built {
     let ty = cx.ty(x).clone();
     let heads = heads.and_then(|heads| u64::try_from(heads).ok()).filter(|&heads| heads > 0);
     let heads = Dim::known(heads.ok_or_else(|| {
@@ -76,13 +79,4 @@ fn split_heads(cx: &mut Context, x: ValueId, heads: Option<i64>) -> Result<Value
         .ok_or_else(|| Problem::new(format!("the last dim of {ty} is not a multiple of {heads} heads")))?;
     let split = cx.b.reshape(x, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
     Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
-}
-
-fn merge_heads(cx: &mut Context, x: ValueId) -> Result<ValueId, Problem> {
-    let moved = cx.b.transpose(x, &[0, 2, 1, 3])?;
-    let dims = cx.ty(moved).dims.clone();
-    let width = dims[2]
-        .product(&dims[3])
-        .ok_or_else(|| Problem::new("the heads together are wider than 64 bits can count"))?;
-    Ok(cx.b.reshape(moved, [dims[0].clone(), dims[1].clone(), width])?)
 }

@@ -25,7 +25,7 @@ impl Mask {
     }
 
     /// Hides further keys. A key stays visible if it is also visible in `seen`.
-    fn and(&mut self, cx: &mut Context, seen: ValueId) -> Result<(), Problem> {
+    pub(super) fn and(&mut self, cx: &mut Context, seen: ValueId) -> Result<(), Problem> {
         self.seen = Some(match self.seen {
             Some(other) => cx.build(Logical::And.of(other, seen))?,
             None => seen,

@@ -7,12 +7,11 @@ use super::composed_attention::{Scores, attend};
 use super::context::{Context, Entry, Outputs, Problem};
 use super::contrib::dims;
 use super::contrib_attention::{causal_order, heads, merge_heads, scale, split_heads, without_inputs};
+use super::rotary::turn_first;
 use ir::ops::Float;
 use ir::ops::attention::Attention;
-use ir::ops::elementwise::{Compare, Logical};
+use ir::ops::elementwise::Compare;
 use ir::ops::indexing::Gather;
-use ir::ops::rotary::Rotary;
-use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId, ensure};
 
 /// GroupQueryAttention of `[batch, length, heads · width]`, or of queries, keys and values packed along the last dim.
@@ -35,7 +34,7 @@ pub(super) fn group_query_attention(cx: &mut Context, call: &Call) -> Outputs {
     let mut mask = Mask { seen: present(cx, call, &batch, &length)?, added: cx.optional(call, 10)? };
     if let Some(size) = window {
         let seen = within(cx, &length, size)?;
-        also(cx, &mut mask, seen)?;
+        mask.and(cx, seen)?;
     }
     let out = if cap == 0.0 {
         let mut operands = vec![q, k, v];
@@ -44,7 +43,7 @@ pub(super) fn group_query_attention(cx: &mut Context, call: &Call) -> Outputs {
     } else {
         if causal {
             let seen = causal_order(cx, length.clone(), length.clone(), 0)?;
-            also(cx, &mut mask, seen)?;
+            mask.and(cx, seen)?;
         }
         attend(cx, [q, k, v], mask, [scale, cap], Scores::Capped)?.out
     };
@@ -124,13 +123,7 @@ fn rotated(cx: &mut Context, x: ValueId, tables: [ValueId; 2], interleaved: bool
     let turned = turned.ok_or_else(|| {
         Problem::new(format!("the tables rotate {half} pairs, and a head has {width} elements"))
     })?;
-    let first = cx.b.slice(x, 3, 0, Dim::known(turned))?;
-    let out = cx.b.one(Rotary { interleaved }, &[first, tables[0], tables[1]])?;
-    if turned == width {
-        return Ok(out);
-    }
-    let rest = cx.b.slice(x, 3, turned, Dim::known(width - turned))?;
-    Ok(cx.b.one(Concat { dim: 3 }, &[out, rest])?)
+    turn_first(cx, x, tables, interleaved, [turned, width])
 }
 
 /// Builds the valid keys: up to and including the index in `seqlens_k`. `None` if all keys are known to be valid.
@@ -154,12 +147,4 @@ fn within(cx: &mut Context, length: &Dim, size: i64) -> Built {
     let query = cx.counted(DType::I64, 4, 2, length.clone())?;
     let key = cx.counted(DType::I64, 4, 3, length.clone())?;
     cx.build(Compare::Less.of(query - key, size as f64))
-}
-
-fn also(cx: &mut Context, mask: &mut Mask, seen: ValueId) -> Result<(), Problem> {
-    mask.seen = Some(match mask.seen {
-        Some(other) => cx.build(Logical::And.of(other, seen))?,
-        None => seen,
-    });
-    Ok(())
 }

@@ -127,16 +127,9 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
         other => return Err(Problem::new(format!("the padding mode `{other}` is unknown"))),
     };
     let mut x = cx.value(call, 0)?;
-    let pads = match call.ints("pads") {
-        Some(pads) => Some(pads),
-        None => cx.numbers(call, 1, "pads")?,
-    };
-    let pads = pads.ok_or_else(|| Problem::new("needs `pads`"))?;
-    let axes = cx.numbers(call, 3, "axes")?.unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
-    ensure!(pads.len() == 2 * axes.len(), "there are {} pads for {} dims", pads.len(), axes.len());
-    for (i, &axis) in axes.iter().enumerate() {
+    for (axis, pads) in shape::pads(cx, call, x)? {
         let dim = cx.axis(x, axis)?;
-        x = bordered(cx, x, dim, [pads[i], pads[i + axes.len()]], source)?;
+        x = bordered(cx, x, dim, pads, source)?;
     }
     one(x)
 }

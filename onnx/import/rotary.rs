@@ -1,6 +1,8 @@
 //! RotaryEmbedding (opset 23), and SwiGLU, the gate of feed-forward blocks in many models that use it.
 
 use super::activation;
+use super::arithmetic::Built;
+use super::attention::split_heads;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use ir::ops::indexing::Gather;
@@ -14,7 +16,7 @@ use ir::{DType, Dim, ValueId, ensure};
 pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
     let input = cx.value(call, 0)?;
     let ty = cx.ty(input).clone();
-    let x = if ty.ndim() == 3 { heads_apart(cx, call, input)? } else { input };
+    let x = if ty.ndim() == 3 { split_heads(cx, input, call.int("num_heads"))? } else { input };
     ensure!(cx.ty(x).ndim() == 4, "the operand is {ty}; it must have three or four dims");
     let mut tables = [cx.value(call, 1)?, cx.value(call, 2)?];
     let positions = cx.optional(call, 3)?;
@@ -52,7 +54,7 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
     );
     let count = call.int("num_heads").unwrap_or(0);
     let x = match ty.ndim() {
-        3 if said != 0 => heads_apart(cx, call, input)?,
+        3 if said != 0 => split_heads(cx, input, call.int("num_heads"))?,
         3 => {
             let width = Dim::known(turned);
             let heads = ty.dims[2].quotient(&width);
@@ -84,18 +86,23 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
 }
 
 /// Rotates the first elements of each head.
-fn turn(
-    cx: &mut Context,
-    call: &Call,
-    x: ValueId,
-    tables: [ValueId; 2],
-    turned: u64,
-) -> Result<ValueId, Problem> {
+fn turn(cx: &mut Context, call: &Call, x: ValueId, tables: [ValueId; 2], turned: u64) -> Built {
     let width = cx.bound(x, 3, "rotates")?;
     ensure!(turned <= width, "rotary_embedding_dim is above the {width} elements of a head");
+    let interleaved = call.int("interleaved").unwrap_or(0) != 0;
+    turn_first(cx, x, tables, interleaved, [turned, width])
+}
+
+/// Rotates the first `turned` of the `width` elements of each head.
+pub(super) fn turn_first(
+    cx: &mut Context,
+    x: ValueId,
+    tables: [ValueId; 2],
+    interleaved: bool,
+    [turned, width]: [u64; 2],
+) -> Built {
     let first = cx.b.slice(x, 3, 0, Dim::known(turned))?;
-    let op = Rotary { interleaved: call.int("interleaved").unwrap_or(0) != 0 };
-    let out = cx.b.one(op, &[first, tables[0], tables[1]])?;
+    let out = cx.b.one(Rotary { interleaved }, &[first, tables[0], tables[1]])?;
     if turned == width {
         return Ok(out);
     }
@@ -104,23 +111,9 @@ fn turn(
 }
 
 /// Merges heads into the three dims of `ty`.
-fn side_by_side(cx: &mut Context, x: ValueId, ty: &ir::Type) -> Result<ValueId, Problem> {
+fn side_by_side(cx: &mut Context, x: ValueId, ty: &ir::Type) -> Built {
     let together = cx.b.transpose(x, &[0, 2, 1, 3])?;
     Ok(cx.b.reshape(together, ty.dims.clone())?)
-}
-
-/// Reshapes `[batch, sequence, heads·width]` to `[batch, heads, sequence, width]`.
-fn heads_apart(cx: &mut Context, call: &Call, x: ValueId) -> Result<ValueId, Problem> {
-    let ty = cx.ty(x).clone();
-    let heads = call.int("num_heads").and_then(|heads| u64::try_from(heads).ok()).filter(|&heads| heads > 0);
-    let heads = Dim::known(heads.ok_or_else(|| {
-        Problem::new("inputs of three dims need the number of heads, and the node does not give it")
-    })?);
-    let width = ty.dims[2].quotient(&heads);
-    let width = width
-        .ok_or_else(|| Problem::new(format!("the last dim of {ty} is not a multiple of {heads} heads")))?;
-    let split = cx.b.reshape(x, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
-    Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
 }
 
 /// SwiGLU (Shazeer, arXiv 2002.05202): `a·sigmoid(αa)·b`.

@@ -466,7 +466,6 @@ impl Divided {
 
     /// Divides a number by this divisor. The quotient is 0 where the divisor is 0.
     fn divide(&self, b: &mut Builder, number: f64) -> Result<ValueId, TypeError> {
-        let number = b.scalar(DType::F64, number)?;
         b.build(Select.of(self.is_zero, self.zero, number / self.by))
     }
 }

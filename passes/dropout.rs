@@ -281,8 +281,7 @@ impl Numbers {
         let id = b.tables().add_state(SAMPLES, count, Role::Counter, Initializer::Zeros);
         let before = b.module().states[id].input;
         b.origin("dropout").at(At::Start(Phase::Prepare));
-        let last = b.scalar(DType::I64, -1.0)?;
-        let of_the_step = b.reshape(last - before, [Dim::known(1)])?;
+        let of_the_step = b.reshape(-1.0 - before, [Dim::known(1)])?;
         b.at(At::Start(Phase::Forward));
         Ok(Self { of_samples: count_samples(b, id, decision.batch)?, of_the_step })
     }
@@ -293,8 +292,7 @@ fn count_samples(b: &mut Builder, counter: StateId, batch: u64) -> Result<ValueI
     let before = b.module().states[counter].input;
     let index = b.one_typed(Iota { dim: 0 }, &[], Type::of(DType::I64, &[batch]))?;
     let of_samples = b.build(before + index)?;
-    let batch = b.scalar(DType::I64, batch as f64)?;
-    let after = b.build(before + batch)?;
+    let after = b.build(before + batch as f64)?;
     b.tables().states[counter].output = Some(after);
     Ok(of_samples)
 }

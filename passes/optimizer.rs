@@ -300,8 +300,7 @@ struct Step {
 fn build_step(b: &mut Builder) -> Result<Step, TypeError> {
     let id = b.tables().add_state("step", Type::scalar(DType::I64), Role::Counter, Initializer::Zeros);
     let counter = b.module().states[id].input;
-    let one = b.scalar(DType::I64, 1.0)?;
-    let next = b.build(counter + one)?;
+    let next = b.build(counter + 1.0)?;
     b.tables().states[id].output = Some(next);
     Ok(Step { before: b.cast(counter, DType::F64)?, after: b.cast(next, DType::F64)? })
 }
@@ -335,8 +334,7 @@ pub(crate) fn build_norm(b: &mut Builder, gradients: &[Factored]) -> Result<Valu
 /// Builds `min(1, clip / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_` does.
 fn build_clip_scale(b: &mut Builder, clip: f64, norm: ValueId) -> Result<ValueId, TypeError> {
     let (clip, one) = (b.scalar(DType::F64, clip)?, b.scalar(DType::F64, 1.0)?);
-    let small = b.scalar(DType::F64, 1e-6)?;
-    b.build(Binary::Min.of(clip / (norm + small), one))
+    b.build(Binary::Min.of(clip / (norm + 1e-6), one))
 }
 
 /// Selects the old value of every state that the update changes, if a step is skipped. The scaler's states change in any case, and

@@ -211,8 +211,7 @@ impl Operator for Reduce {
         let count = self.count(&b.ty(x).dims);
         let count = count.ok_or_else(|| TypeError::new("a dim that is averaged must be bound"))?;
         let sum = b.one(Self { kind: ReduceKind::Sum, ..self.clone() }, &[x])?;
-        let count = b.splat_like(sum, count as f64)?;
-        Ok(vec![b.build(sum / count)?])
+        Ok(vec![b.build(sum / count as f64)?])
     }
 }
 

@@ -271,9 +271,7 @@ impl Slice {
         let (ty, length) =
             (b.ty(node.operands[0]).clone(), b.ty(node.results[0]).dims[self.dim as usize].clone());
         let count = b.one_typed(Iota { dim: 0 }, &[], Type::new(DType::I64, [length]))?;
-        let strided = b.build(count * self.step as f64)?;
-        let start = b.splat_like(strided, self.start as f64)?;
-        let places = b.build(strided + start)?;
+        let places = b.build(count * self.step as f64 + self.start as f64)?;
         b.one_typed(GatherGrad { dim: self.dim }, &[places, dout], Type::new(ty.dtype, ty.dims))
     }
 }

@@ -47,7 +47,6 @@ pub(super) fn elu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
 
 /// `min(x, bound)`, with a gradient of 1 at the bound.
 fn not_above(cx: &mut Context, x: ValueId, bound: f64) -> Built {
-    let bound = cx.b.splat_like(x, bound)?;
     cx.build(Binary::AtMost.of(bound, x))
 }
 

@@ -57,8 +57,7 @@ fn probabilities(cx: &mut Context, scores: ValueId, mask: Mask) -> Result<(Value
         masked = cx.build(masked + added)?;
         // A key is hidden whatever its score: ∞ - ∞ would be NaN.
         let hidden = cx.build(Compare::Equal.of(added, f64::NEG_INFINITY))?;
-        let lowest = cx.b.splat_like(scores, f64::NEG_INFINITY)?;
-        masked = cx.build(Select.of(hidden, lowest, masked))?;
+        masked = cx.build(Select.of(hidden, f64::NEG_INFINITY, masked))?;
     }
     if let Some(seen) = mask.seen {
         masked = cx.build(Select.of(seen, masked, f64::NEG_INFINITY))?;

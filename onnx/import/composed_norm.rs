@@ -97,9 +97,7 @@ pub(super) fn lp_norm(cx: &mut Context, call: &Call) -> Outputs {
         2 => length(cx, x, &[dim])?,
         p => return Err(Problem::new(format!("a norm of order {p} is not supported; 1 and 2 are"))),
     };
-    let empty = cx.build(Compare::Equal.of(norm, 0.0))?;
-    let unit = cx.b.splat_like(norm, 1.0)?;
-    one(cx.build(x / Select.of(empty, unit, norm))?)
+    one(cx.build(x / Select.of(Compare::Equal.of(norm, 0.0), 1.0, norm))?)
 }
 
 /// LRN (Krizhevsky et al. 2012, section 3.3): `x / (bias + α/size · Σ x²)^β`, where the sum is over the channels around each

@@ -65,8 +65,8 @@ pub(super) fn length(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
 /// the quotient of two zeros.
 pub(super) fn root_of_squares(cx: &mut Context, sum: ValueId) -> Built {
     let none = cx.build(Compare::Equal.of(sum, 0.0))?;
-    let (zero, unit) = (cx.b.splat_like(sum, 0.0)?, cx.b.splat_like(sum, 1.0)?);
-    cx.build(Select.of(none, zero, Unary::Sqrt.of(Select.of(none, unit, sum))))
+    let zero = cx.b.splat_like(sum, 0.0)?;
+    cx.build(Select.of(none, zero, Unary::Sqrt.of(Select.of(none, 1.0, sum))))
 }
 
 /// Removes the reduced dims, unless they are kept.
@@ -122,9 +122,7 @@ fn log_sum_exp(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
         return cx.build(Unary::Log.of(sum));
     }
     let largest = cx.reduced(ReduceKind::Max, x, dims)?;
-    let empty = cx.build(Compare::Equal.of(largest, f64::NEG_INFINITY))?;
-    let zero = cx.b.splat_like(x, 0.0)?;
-    let shift = cx.build(Select.of(empty, zero, largest))?;
+    let shift = cx.build(Select.of(Compare::Equal.of(largest, f64::NEG_INFINITY), 0.0, largest))?;
     let sum = cx.reduced(ReduceKind::Sum, Unary::Exp.of(x - shift), dims)?;
     cx.build(Unary::Log.of(sum) + shift)
 }

@@ -47,8 +47,7 @@ pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
 /// `1 + x` and `1 - x`
 fn one_plus_and_minus(cx: &mut Context, x: ValueId) -> Result<(ValueId, ValueId), Problem> {
     let above = cx.build(x + 1.0)?;
-    let unit = cx.b.splat_like(x, 1.0)?;
-    Ok((above, cx.build(unit - x)?))
+    Ok((above, cx.build(1.0 - x)?))
 }
 
 /// `2 atan(tangent)`

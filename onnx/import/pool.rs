@@ -124,7 +124,6 @@ fn power(cx: &mut Context, x: ValueId, exponent: f64) -> Result<ValueId, Problem
     if exponent == 1.0 {
         return Ok(x);
     }
-    let exponent = cx.b.splat_like(x, exponent)?;
     cx.build(Binary::Pow.of(x, exponent))
 }
 

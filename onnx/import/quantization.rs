@@ -65,9 +65,7 @@ pub(super) fn dynamic_quantize_linear(cx: &mut Context, call: &Call) -> Outputs 
     let largest = extreme(cx, ReduceKind::Max, Binary::Max)?;
     let smallest = extreme(cx, ReduceKind::Min, Binary::Min)?;
     let range = cx.build(largest - smallest)?;
-    let flat = cx.build(Compare::Equal.of(range, 0.0))?;
-    let unit = cx.b.splat_like(range, 1.0)?;
-    let scale = cx.build(Select.of(flat, unit, range) / 255.0)?;
+    let scale = cx.build(Select.of(Compare::Equal.of(range, 0.0), 1.0, range) / 255.0)?;
     let below = cx.build(-(smallest / scale))?;
     let zero = saturated(cx, below, None, DType::U8)?;
     let scaled = cx.build(x / scale)?;

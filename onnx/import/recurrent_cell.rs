@@ -124,8 +124,7 @@ impl Cell {
         let input = self.peeped(cx, input, 0, before)?;
         let input = self.activated(cx, 0, input)?;
         let forget = if self.input_forget {
-            let one = cx.b.splat_like(input, 1.0)?;
-            cx.build(one - input)?
+            cx.build(1.0 - input)?
         } else {
             let forget = self.gate(cx, sums, 2, 1)?;
             let forget = self.peeped(cx, forget, 2, before)?;

@@ -192,10 +192,7 @@ pub(super) fn neighbours(
     let ratio = cx.build(place - left)?;
     let (first, weights) = match interpolation {
         Interpolation::Cubic => (-1.0, cubic_weights(cx, ratio)?),
-        _ => {
-            let unit = cx.b.splat_like(ratio, 1.0)?;
-            (0.0, vec![cx.build(unit - ratio)?, ratio])
-        }
+        _ => (0.0, vec![cx.build(1.0 - ratio)?, ratio]),
     };
     let mut all = Vec::new();
     for (i, weight) in weights.into_iter().enumerate() {
@@ -269,8 +266,7 @@ impl Outside {
                 let distance = cx.build(place + margin)?;
                 let rest = cx.build(distance - Unary::Floor.of(distance / (2.0 * width)) * (2.0 * width))?;
                 let down = cx.build(Unary::Abs.of(rest - width))?;
-                let top = cx.b.splat_like(place, width - margin)?;
-                cx.build(top - down)
+                cx.build(width - margin - down)
             }
         }
     }

@@ -417,8 +417,7 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
             value = cx.build(value * delta as f64)?;
         }
         if start != 0 {
-            let start = cx.b.splat_like(value, start as f64)?;
-            value = cx.build(value + start)?;
+            value = cx.build(value + start as f64)?;
         }
         return one(value);
     }

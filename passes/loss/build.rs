@@ -164,8 +164,5 @@ fn squares(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError
 
 /// Builds `max(x, 0) - x·y + ln(1 + e^-|x|)`, which does not overflow.
 fn binary_cross_entropies(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
-    let rest = b.build(Unary::Relu.of(x) - x * y)?;
-    let exp = b.build(Unary::Exp.of(-Unary::Abs.of(x)))?;
-    let one = b.splat_like(exp, 1.0)?;
-    b.build(rest + Unary::Log.of(exp + one))
+    b.build(Unary::Relu.of(x) - x * y + Unary::Log.of(Unary::Exp.of(-Unary::Abs.of(x)) + 1.0))
 }

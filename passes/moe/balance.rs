@@ -85,8 +85,7 @@ pub(super) fn of_scores(
         Affinity::Softmax => b.one(LogSoftmax { dim: 2 }, &[scores.logits])?,
         Affinity::Sigmoid => {
             // 0 · log 0 counts as 0.
-            let least = b.splat_like(scores.probabilities, f64::from(f32::MIN_POSITIVE))?;
-            b.build(Unary::Log.of(Binary::Max.of(scores.probabilities, least)))?
+            b.build(Unary::Log.of(Binary::Max.of(scores.probabilities, f64::from(f32::MIN_POSITIVE))))?
         }
     };
     let sum = b.sum(scores.probabilities * logs, &[0, 1, 2])?;

@@ -69,9 +69,7 @@ pub(super) fn scores(
     if jitter > 0.0 {
         let all = Type::of(DType::F32, &[sizes.groups, sizes.tokens, sizes.features]);
         let uniform = uniform(b, moe, all, sizes)?;
-        let spread = b.build(uniform * (2.0 * jitter))?;
-        let least = b.splat_like(spread, 1.0 - jitter)?;
-        x = b.build(x * (spread + least))?;
+        x = b.build(x * (uniform * (2.0 * jitter) + (1.0 - jitter)))?;
     }
     let logits = b.one(Contract::linear(3, false), &[x, weight])?;
     match moe.routing.affinity {
@@ -126,8 +124,7 @@ fn of_groups(
     let is_chosen = b.sum(Compare::Equal.of(chosen, group).cast(DType::I64), &[2])?;
     let is_chosen = b.cast(is_chosen, DType::Bool)?;
     let is_chosen = b.reshape(is_chosen, known(&[samples, tokens, groups, 1]))?;
-    let least = b.splat_like(by_group, f64::from(f32::MIN))?;
-    b.reshape(Select.of(is_chosen, by_group, least), known(&[samples, tokens, moe.experts]))
+    b.reshape(Select.of(is_chosen, by_group, f64::from(f32::MIN)), known(&[samples, tokens, moe.experts]))
 }
 
 /// Builds the choice of experts of each token. With a bias, the router's buffer `NAME.bias` of each expert is added where experts are
@@ -162,12 +159,8 @@ pub(super) fn choose(
     let drawn = uniform(b, moe, one_choice, sizes)?;
     let is_drawn = b.build(Compare::Less.of(drawn, gates * 2.0))?;
     let number = b.one_typed(Iota { dim: 2 }, &[], Type::of(DType::I64, &[1, 1, 2]))?;
-    let is_first = {
-        let first = b.splat_like(number, 0.0)?;
-        b.build(Compare::Equal.of(number, first))?
-    };
+    let is_first = b.build(Compare::Equal.of(number, 0.0))?;
     let taken = b.build(Logical::Or.of(is_drawn, is_first))?;
-    let nothing = b.splat_like(gates, 0.0)?;
-    let gates = b.build(Select.of(taken, gates, nothing))?;
+    let gates = b.build(Select.of(taken, gates, 0.0))?;
     Ok(Choice { experts, gates, taken: Some(taken) })
 }

@@ -73,8 +73,7 @@ pub(super) fn of_tokens(
     }
     let earlier = b.one(CumulativeSum { dim: 1, exclusive: true, reverse: false }, &[one_hot])?;
     let place = b.sum(earlier * one_hot, &[2])?;
-    let limit = b.splat_like(place, of_expert as f64)?;
-    let fits = b.build(Compare::Less.of(place, limit))?;
+    let fits = b.build(Compare::Less.of(place, of_expert as f64))?;
     let has_slot = match is_taken {
         Some(is_taken) => b.build(Logical::And.of(fits, is_taken))?,
         None => fits,
@@ -82,15 +81,13 @@ pub(super) fn of_tokens(
     let slot = b.build(expert * of_expert as f64 + place)?;
     // Choices without a slot write into an extra slot, which is cut off: indices stay within the tensor, as ONNX demands.
     let all = experts * of_expert;
-    let outside = b.splat_like(slot, all as f64)?;
-    let written = b.build(Select.of(has_slot, slot, outside))?;
+    let written = b.build(Select.of(has_slot, slot, all as f64))?;
     let token = b.one_typed(Iota { dim: 2 }, &[], Type::of(DType::I64, &[groups, top, tokens]))?;
     let token = b.reshape(token, known(&[groups, top * tokens]))?;
     let empty = b.splat(Type::of(DType::I64, &[groups, all + 1]), 0.0)?;
     let tokens_of = b.one(ScatterElements { dim: 1, kind: ScatterKind::Set }, &[empty, written, token])?;
     let tokens_of = b.slice(tokens_of, 1, 0, Dim::known(all))?;
-    let zero = b.splat_like(slot, 0.0)?;
-    let slots = b.build(Select.of(has_slot, slot, zero))?;
+    let slots = b.build(Select.of(has_slot, slot, 0.0))?;
     let kept = b.cast(has_slot, DType::F32)?;
     let of_choices = b.reshape(kept, known(&[groups, top, tokens]))?;
     let gates = in_turn(b, choice.gates)?;

@@ -74,11 +74,7 @@ pub(super) fn build(
         b.tables().states[id].output = Some(step);
     }
     let kept = match scalars.decays {
-        true => {
-            let decay = b.build(scalars.lr * scalars.weight_decay)?;
-            let one = b.scalar(DType::F64, 1.0)?;
-            b.build(parameter * (one - decay).cast(dtype))?
-        }
+        true => b.build(parameter * (1.0 - scalars.lr * scalars.weight_decay).cast(dtype))?,
         false => parameter,
     };
     b.build((kept - step).cast(own))
@@ -93,9 +89,7 @@ fn build_direction(
     step: ValueId,
 ) -> Result<ValueId, TypeError> {
     let Type { dtype, dims, .. } = b.ty(gradient).clone();
-    let squares = b.build(gradient * gradient)?;
-    let eps = b.scalar(dtype, rule.eps1)?;
-    let squares = b.build(squares + eps)?;
+    let squares = b.build(gradient * gradient + rule.eps1)?;
     let moments = Moments::new(b, rule, state, step, dtype)?;
     let [outer @ .., rows, columns] = &dims[..] else {
         let moment = moments.build(b, "adafactor.v", squares)?;
@@ -156,16 +150,13 @@ fn build_length(
     scalars: &Scalars,
 ) -> Result<ValueId, TypeError> {
     let rms = build_rms(b, direction)?;
-    let over = b.build(rms * (1.0 / rule.clip_threshold))?;
-    let one = b.scalar(DType::F64, 1.0)?;
-    let divisor = b.build(Binary::Max.of(one, over))?;
+    let divisor = b.build(Binary::Max.of(1.0, rms * (1.0 / rule.clip_threshold)))?;
     if !rule.relative {
         return b.build(scalars.lr / divisor);
     }
     let rate = b.build(Binary::Min.of(scalars.lr, Unary::Rsqrt.of(scalars.step)))?;
     let size = build_rms(b, parameter)?;
-    let least = b.scalar(DType::F64, rule.eps2)?;
-    b.build(Binary::Max.of(least, size) * rate / divisor)
+    b.build(Binary::Max.of(rule.eps2, size) * rate / divisor)
 }
 
 /// Builds the root mean square of all elements, an f64 scalar.

@@ -144,21 +144,15 @@ impl Schedule {
         let one = b.scalar(DType::F64, 1.0)?;
         let mut progress = b.build(Binary::Min.of((step - start) / length, one))?;
         if self.curve == Curve::WarmupStableDecay {
-            let zero = b.scalar(DType::F64, 0.0)?;
-            progress = b.build(Binary::Max.of(progress, zero))?;
+            progress = b.build(Binary::Max.of(progress, 0.0))?;
         }
         match self.curve {
             Curve::Constant | Curve::Linear | Curve::WarmupStableDecay => {
-                let fall = b.build(progress * (self.min - lr))?;
-                let peak = b.scalar(DType::F64, lr)?;
-                b.build(peak + fall)
+                b.build(lr + progress * (self.min - lr))
             }
             Curve::Cosine => {
                 let raised = b.build(one + Unary::Cos.of(progress * std::f64::consts::PI))?;
-                let height = b.scalar(DType::F64, lr - self.min)?;
-                let half = b.build(height * raised * 0.5)?;
-                let floor = b.scalar(DType::F64, self.min)?;
-                b.build(floor + half)
+                b.build(self.min + (lr - self.min) * raised * 0.5)
             }
         }
     }

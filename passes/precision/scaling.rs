@@ -72,10 +72,8 @@ pub(super) fn build_update(module: &mut Module, options: &Scaling, scaler: Scale
     let gradients = unscale(&mut b, this_scale)?;
     let norm = build_norm(&mut b, &gradients)?;
     // NaN is not less than infinity, so it counts as not finite.
-    let infinity = b.scalar(DType::F64, f64::INFINITY)?;
-    let skipped = b.build(Unary::Not.of(Compare::Less.of(norm, infinity)))?;
-    let smallest = b.scalar(DType::F32, options.min)?;
-    let exhausted = b.build(Logical::And.of(skipped, Compare::LessEqual.of(scale, smallest)))?;
+    let skipped = b.build(Unary::Not.of(Compare::Less.of(norm, f64::INFINITY)))?;
+    let exhausted = b.build(Logical::And.of(skipped, Compare::LessEqual.of(scale, options.min)))?;
     for (output, value) in [
         (StepOutput::GradientNorm, norm),
         (StepOutput::Skipped, skipped),

@@ -161,9 +161,12 @@ impl<'a> Scores<'a> {
 }
 
 impl Operator for Attention {
-    fn operands(&self) -> Operands {
+    /// A query reads the keys up to its own place.
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Query, OperandRole::Key, OperandRole::Value, OperandRole::Mask])
             .optional(OperandRole::Mask)
+            .facts(self.causal, PrecisionClass::Half)
+            .reading(&[(OperandRole::Mask, Reads::Any)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -220,15 +223,6 @@ impl Operator for Attention {
         }
         let tensor = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![tensor(0, out), tensor(1, logsumexps)]
-    }
-
-    /// A query reads the keys up to its own place.
-    fn depends_on_position(&self) -> bool {
-        self.causal
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half).reading(&[(OperandRole::Mask, Reads::Any)])
     }
 }
 
@@ -290,9 +284,14 @@ fn flops(causal: bool, signature: &Signature, over_q: u64, over_v: u64) -> Cost 
 }
 
 impl Operator for AttentionGrad {
-    fn operands(&self) -> Operands {
+    /// A query reads the keys up to its own place.
+    /// The sums of exponentials are f32 in any case.
+    fn facts(&self) -> Facts {
         use OperandRole::*;
-        Operands::new(&[Query, Key, Value, Mask, Output, LogSumExp, Gradient]).optional(OperandRole::Mask)
+        Operands::new(&[Query, Key, Value, Mask, Output, LogSumExp, Gradient])
+            .optional(OperandRole::Mask)
+            .facts(self.causal, PrecisionClass::Half)
+            .reading(&[(OperandRole::Mask, Reads::Any), (OperandRole::LogSumExp, Reads::Full)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -364,16 +363,5 @@ impl Operator for AttentionGrad {
         }
         let tensor = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![tensor(0, dq), tensor(1, dk), tensor(2, dv)]
-    }
-
-    /// A query reads the keys up to its own place.
-    fn depends_on_position(&self) -> bool {
-        self.causal
-    }
-
-    /// The sums of exponentials are f32 in any case.
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
-            .reading(&[(OperandRole::Mask, Reads::Any), (OperandRole::LogSumExp, Reads::Full)])
     }
 }

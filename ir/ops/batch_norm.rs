@@ -95,8 +95,8 @@ fn rstd(variance: &[f64], eps: Float) -> Vec<f64> {
 }
 
 impl Operator for BatchStatistics {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -153,14 +153,6 @@ impl Operator for BatchStatistics {
         vec![tensor(mean), tensor(variance), tensor(unbiased)]
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
-
     /// Computes the statistics from two sums: of the elements, and of the squares of their distances from the mean of all parts.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let ty = b.ty(node.operands[0]).clone();
@@ -184,9 +176,9 @@ impl Operator for BatchStatistics {
 }
 
 impl Operator for BatchNorm {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         use OperandRole::*;
-        Operands::new(&[Data, Mean, Variance, Scale, Bias])
+        Operands::new(&[Data, Mean, Variance, Scale, Bias]).anywhere(PrecisionClass::Norm)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -220,20 +212,12 @@ impl Operator for BatchNorm {
         let y = x.iter().zip(channel_of(sizes)).map(y).collect();
         vec![Tensor::float(cx.results[0].dtype, sizes.clone(), y)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Norm)
-    }
 }
 
 impl Operator for BatchNormGrad {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         use OperandRole::*;
-        Operands::new(&[Data, Mean, Variance, Scale, Gradient])
+        Operands::new(&[Data, Mean, Variance, Scale, Gradient]).anywhere(PrecisionClass::NormGrad)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -273,19 +257,13 @@ impl Operator for BatchNormGrad {
         let dx = Tensor::float(cx.results[0].dtype, sizes.clone(), dx);
         vec![dx, tensor(dmean), tensor(dvariance), tensor(dscale), tensor(dbias)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::NormGrad)
-    }
 }
 
 impl Operator for InTraining {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::State]).moving(Movement::Same)
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::State])
+            .moving(Movement::Same)
+            .anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -311,13 +289,5 @@ impl Operator for InTraining {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone()]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }

@@ -36,8 +36,8 @@ pub fn determinant(mut matrix: Vec<f64>, n: usize) -> f64 {
 }
 
 impl Operator for Det {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -99,14 +99,6 @@ impl Operator for Det {
             sizes.clone(),
             (0..sizes.iter().product()).map(one).collect(),
         )]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
     }
 }
 

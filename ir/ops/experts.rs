@@ -21,8 +21,10 @@ pub struct Experts {
 pub struct ExpertsGrad;
 
 impl Operator for Experts {
-    fn operands(&self) -> Operands {
+    /// Indices count all experts.
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Weight, OperandRole::Indices])
+            .by_place(PrecisionClass::Half)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -74,20 +76,13 @@ impl Operator for Experts {
         }
         vec![Tensor::float(cx.results[0].dtype, cx.sizes(0), out)]
     }
-
-    /// Indices count all experts.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
-    }
 }
 
 impl Operator for ExpertsGrad {
-    fn operands(&self) -> Operands {
+    /// Indices count all experts.
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Indices, OperandRole::Lhs, OperandRole::Rhs])
+            .by_place(PrecisionClass::Half)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -134,15 +129,6 @@ impl Operator for ExpertsGrad {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
-    }
-
-    /// Indices count all experts.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
     }
 }
 

@@ -120,8 +120,9 @@ fn gather_offsets(data: &[usize], indices: &[i64], dim: u32, span: Span) -> Vec<
 }
 
 impl Operator for Gather {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Indices])
+    /// Indices count along the whole dim.
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices]).by_place(PrecisionClass::Lookup)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -153,15 +154,6 @@ impl Operator for Gather {
         let span = cx.operand_span(0, self.dim as usize);
         vec![read(data, &gather_offsets(&data.sizes, indices, self.dim, span), cx.sizes(0))]
     }
-
-    /// Indices count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Lookup)
-    }
 }
 
 /// Returns the cost of reading by index. Only the elements of the data that are read count.
@@ -172,8 +164,9 @@ fn reading(signature: &Signature) -> Cost {
 }
 
 impl Operator for GatherGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    /// Indices count along the whole dim.
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient]).by_place(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -212,20 +205,12 @@ impl Operator for GatherGrad {
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
-
-    /// Indices count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
 }
 
 impl Operator for GatherElements {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Indices])
+    /// Indices count along the whole dim.
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices]).by_place(PrecisionClass::Lookup)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -264,15 +249,6 @@ impl Operator for GatherElements {
         let (data, dim) = (cx.operands[0], self.dim as usize);
         let offsets = element_offsets(&data.sizes, cx.operands[1], dim, cx.operand_span(0, dim));
         vec![read(data, &offsets, cx.sizes(0))]
-    }
-
-    /// Indices count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Lookup)
     }
 }
 
@@ -323,8 +299,8 @@ impl GatherNd {
 }
 
 impl Operator for GatherNd {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Indices])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices]).anywhere(PrecisionClass::Lookup)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -357,14 +333,6 @@ impl Operator for GatherNd {
         let data = cx.operands[0];
         let offsets = nd_offsets(&data.sizes, cx.operands[1], self.batch_dims as usize);
         vec![read(data, &offsets, cx.sizes(0))]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Lookup)
     }
 }
 

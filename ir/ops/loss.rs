@@ -59,8 +59,8 @@ fn class(label: i64, ignore_index: i64, classes: usize) -> Option<usize> {
 }
 
 impl Operator for CrossEntropy {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Labels])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Labels]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -110,14 +110,6 @@ impl Operator for CrossEntropy {
         vec![scalar(sum), scalar(weight), Tensor::float(dtype, cx.sizes(2), logsumexps)]
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
-
     /// Splits the classes: builds the logsumexp, the logit of the label (which only one rank has) and, for smoothing, the sum.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let (logits, smoothing) = (b.ty(node.operands[0]).clone(), self.label_smoothing.get());
@@ -165,9 +157,13 @@ impl CrossEntropy {
 }
 
 impl Operator for CrossEntropyGrad {
-    fn operands(&self) -> Operands {
+    /// Labels count along the whole dim.
+    /// The sums of exponentials and the gradient of a loss are f32 in any case.
+    fn facts(&self) -> Facts {
         use OperandRole::*;
         Operands::new(&[Data, Labels, LogSumExp, Gradient])
+            .by_place(PrecisionClass::Follow)
+            .reading(&[(OperandRole::LogSumExp, Reads::Full), (OperandRole::Gradient, Reads::Full)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -218,16 +214,5 @@ impl Operator for CrossEntropyGrad {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, cx.sizes(0), out)]
-    }
-
-    /// Labels count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    /// The sums of exponentials and the gradient of a loss are f32 in any case.
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-            .reading(&[(OperandRole::LogSumExp, Reads::Full), (OperandRole::Gradient, Reads::Full)])
     }
 }

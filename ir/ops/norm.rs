@@ -65,8 +65,9 @@ fn mean(x: impl ExactSizeIterator<Item = f64>) -> f64 {
 }
 
 impl Operator for LayerNorm {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Scale, OperandRole::Bias])
+            .anywhere(PrecisionClass::Norm)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -106,20 +107,12 @@ impl Operator for LayerNorm {
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, y), out(1, means), out(2, rstds)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Norm)
-    }
 }
 
 impl Operator for LayerNormGrad {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         use OperandRole::*;
-        Operands::new(&[Data, Scale, Mean, InverseDeviation, Gradient])
+        Operands::new(&[Data, Scale, Mean, InverseDeviation, Gradient]).anywhere(PrecisionClass::NormGrad)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -164,19 +157,11 @@ impl Operator for LayerNormGrad {
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, dx), out(1, dscale), out(2, dbias)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::NormGrad)
-    }
 }
 
 impl Operator for RmsNorm {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Scale])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Scale]).anywhere(PrecisionClass::Norm)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -211,20 +196,12 @@ impl Operator for RmsNorm {
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, y), out(1, rstds)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Norm)
-    }
 }
 
 impl Operator for RmsNormGrad {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         use OperandRole::*;
-        Operands::new(&[Data, Scale, InverseDeviation, Gradient])
+        Operands::new(&[Data, Scale, InverseDeviation, Gradient]).anywhere(PrecisionClass::NormGrad)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -258,13 +235,5 @@ impl Operator for RmsNormGrad {
         }
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, dx), out(1, dscale)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::NormGrad)
     }
 }

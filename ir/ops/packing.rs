@@ -34,8 +34,8 @@ fn words(bools: &Type) -> [&'static str; 2] {
 }
 
 impl Operator for PackBits {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Source)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -66,19 +66,11 @@ impl Operator for PackBits {
         let bytes = rows.flat_map(|row| row.chunks(BITS as usize)).map(byte).collect();
         vec![Tensor::int(DType::U8, cx.sizes(0), bytes)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Source)
-    }
 }
 
 impl Operator for UnpackBits {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Source)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -111,14 +103,6 @@ impl Operator for UnpackBits {
         let bits = |row: &[i64]| (0..size).map(|i| row[i / 8] >> (i % 8) & 1 != 0).collect::<Vec<_>>();
         let rows = cx.operands[0].ints().chunks_exact(size.div_ceil(8).max(1));
         vec![Tensor::bool(sizes, rows.flat_map(bits).collect())]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Source)
     }
 }
 

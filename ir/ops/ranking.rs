@@ -46,8 +46,8 @@ impl TopK {
 }
 
 impl Operator for TopK {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -98,14 +98,6 @@ impl Operator for TopK {
             to.iter().zip(places).for_each(|(&to, place)| out[to] = place as i64);
         }
         vec![Tensor { dtype: DType::I64, sizes, elements: Elements::Int(out) }]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }
 

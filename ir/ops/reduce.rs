@@ -76,8 +76,11 @@ impl Reduce {
 }
 
 impl Operator for Reduce {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(match self.kind {
+            ReduceKind::Sum | ReduceKind::Mean => PrecisionClass::Full,
+            ReduceKind::Max | ReduceKind::Min => PrecisionClass::Follow,
+        })
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -194,17 +197,6 @@ impl Operator for Reduce {
         }]
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(match self.kind {
-            ReduceKind::Sum | ReduceKind::Mean => PrecisionClass::Full,
-            ReduceKind::Max | ReduceKind::Min => PrecisionClass::Follow,
-        })
-    }
-
     /// Builds a mean as the sum divided by the number of elements in the global tensor.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let x = node.operands[0];
@@ -216,8 +208,8 @@ impl Operator for Reduce {
 }
 
 impl Operator for CumulativeSum {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -263,14 +255,6 @@ impl Operator for CumulativeSum {
             }
         }
         vec![out]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
     }
 }
 

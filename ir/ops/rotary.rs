@@ -38,8 +38,11 @@ impl Rotary {
 }
 
 impl Operator for Rotary {
-    fn operands(&self) -> Operands {
+    /// The tables may have another type than the data that they rotate.
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Cosines, OperandRole::Sines])
+            .anywhere(PrecisionClass::Half)
+            .reading(&[(OperandRole::Cosines, Reads::Full), (OperandRole::Sines, Reads::Full)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -104,15 +107,5 @@ impl Operator for Rotary {
             out[row + second] = b * cos + a * sin;
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    /// The tables may have another type than the data that they rotate.
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
-            .reading(&[(OperandRole::Cosines, Reads::Full), (OperandRole::Sines, Reads::Full)])
     }
 }

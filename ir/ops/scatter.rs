@@ -265,8 +265,10 @@ fn sums(cx: &Interp, offsets: Vec<Option<usize>>) -> Vec<Tensor> {
 }
 
 impl Operator for ScatterElements {
-    fn operands(&self) -> Operands {
+    /// Indices count along the whole dim.
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Indices, OperandRole::Updates])
+            .by_place(self.kind.precision())
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -306,20 +308,12 @@ impl Operator for ScatterElements {
         let offsets = element_offsets(&data.sizes, cx.operands[1], dim, cx.operand_span(0, dim));
         vec![self.kind.apply(data, cx.operands[2], offsets)]
     }
-
-    /// Indices count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        self.kind.precision()
-    }
 }
 
 impl Operator for ScatterNd {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Indices, OperandRole::Updates])
+            .anywhere(self.kind.precision())
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -368,19 +362,12 @@ impl Operator for ScatterNd {
         let offsets = nd_offsets(&data.sizes, cx.operands[1], self.batch_dims as usize);
         vec![self.kind.apply(data, cx.operands[2], offsets)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        self.kind.precision()
-    }
 }
 
 impl Operator for GatherElementsGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    /// Indices count along the whole dim.
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient]).by_place(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -406,20 +393,11 @@ impl Operator for GatherElementsGrad {
         let dim = self.dim as usize;
         sums(cx, element_offsets(&cx.sizes(0), cx.operands[0], dim, cx.result_span(0, dim)))
     }
-
-    /// Indices count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
 }
 
 impl Operator for GatherNdGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -443,14 +421,6 @@ impl Operator for GatherNdGrad {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         sums(cx, nd_offsets(&cx.sizes(0), cx.operands[0], self.batch_dims as usize))
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
     }
 }
 

@@ -73,8 +73,8 @@ fn dim_of(ty: &Type, dim: u32) -> Result<&Dim, TypeError> {
 }
 
 impl Operator for Reshape {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Reshaped)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Reshaped).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -105,14 +105,6 @@ impl Operator for Reshape {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone().reshaped(cx.sizes(0))]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }
 
@@ -170,8 +162,8 @@ fn run_words(from: &[Dim], to: &[Dim], next: &mut u32, operand: &mut Vec<String>
 }
 
 impl Operator for Transpose {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Permuted)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Permuted).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -213,19 +205,11 @@ impl Operator for Transpose {
         let elements = x.elements.strided(&sizes, &permuted);
         vec![Tensor { dtype: x.dtype, sizes, elements }]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for Broadcast {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Repeated)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Repeated).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -255,14 +239,6 @@ impl Operator for Broadcast {
         let elements = x.elements.strided(&sizes, &broadcast_strides(&x.sizes, &sizes));
         vec![Tensor { dtype: x.dtype, sizes, elements }]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Slice {
@@ -277,8 +253,8 @@ impl Slice {
 }
 
 impl Operator for Slice {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Cut)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Cut).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -346,19 +322,11 @@ impl Operator for Slice {
         }
         vec![gathered(x, offsets, sizes)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for Concat {
-    fn operands(&self) -> Operands {
-        Operands::any(&[OperandRole::Data]).moving(Movement::Joined)
+    fn facts(&self) -> Facts {
+        Operands::any(&[OperandRole::Data]).moving(Movement::Joined).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -426,19 +394,11 @@ impl Operator for Concat {
         assert_eq!(start[dim], out.sizes[dim], "the operands fill the result");
         vec![out]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for Pad {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Padded)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Padded).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -485,13 +445,5 @@ impl Operator for Pad {
         let mut out = Tensor::splat(cx.results[0].dtype, sizes, self.value.get());
         block::write(&mut out, &start, cx.operands[0]);
         vec![out]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }

@@ -81,8 +81,8 @@ fn by_rows(cx: &Interp, dim: u32, row: impl Fn(&[Vec<f64>]) -> Vec<f64>) -> Vec<
 }
 
 impl Operator for Softmax {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -114,14 +114,6 @@ impl Operator for Softmax {
         })
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
-
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let dtype = b.ty(node.operands[0]).dtype;
         let x = b.cast(node.operands[0], sum_dtype(dtype))?;
@@ -131,8 +123,8 @@ impl Operator for Softmax {
 }
 
 impl Operator for SoftmaxGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Output, OperandRole::Gradient])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Output, OperandRole::Gradient]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -163,14 +155,6 @@ impl Operator for SoftmaxGrad {
         })
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
-
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let dtype = b.ty(node.operands[0]).dtype;
         let y = b.cast(node.operands[0], sum_dtype(dtype))?;
@@ -188,8 +172,8 @@ impl Operator for SoftmaxGrad {
 }
 
 impl Operator for LogSoftmax {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -217,14 +201,6 @@ impl Operator for LogSoftmax {
             let sum = logsumexp(operands[0].iter().copied());
             operands[0].iter().map(|x| x - sum).collect()
         })
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
     }
 
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {

@@ -8,8 +8,8 @@ use super::*;
 pub struct Accumulate;
 
 impl Operator for Accumulate {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Update)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -33,13 +33,5 @@ impl Operator for Accumulate {
     /// Returns the value of one microbatch; the interpreter adds the microbatches.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone()]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Update)
     }
 }

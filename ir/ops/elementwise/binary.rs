@@ -131,8 +131,14 @@ fn power_gradient(
 }
 
 impl Operator for Binary {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs]).anywhere(match self {
+            // Powers leave the range of half.
+            Self::Pow => PrecisionClass::Full,
+            Self::Add | Self::Sub | Self::Mul | Self::Div | Self::Mod => PrecisionClass::Follow,
+            Self::Max | Self::Min | Self::AtLeast | Self::AtMost => PrecisionClass::Follow,
+            Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => PrecisionClass::Follow,
+        })
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -213,20 +219,6 @@ impl Operator for Binary {
             _ => unreachable!("infer has checked the types"),
         };
         vec![Tensor { dtype: cx.results[0].dtype, sizes, elements }]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(match self {
-            // Powers leave the range of half.
-            Self::Pow => PrecisionClass::Full,
-            Self::Add | Self::Sub | Self::Mul | Self::Div | Self::Mod => PrecisionClass::Follow,
-            Self::Max | Self::Min | Self::AtLeast | Self::AtMost => PrecisionClass::Follow,
-            Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => PrecisionClass::Follow,
-        })
     }
 }
 

@@ -53,8 +53,8 @@ impl Compare {
 }
 
 impl Operator for Compare {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -86,14 +86,6 @@ impl Operator for Compare {
         };
         vec![Tensor::bool(sizes, elements)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Logical {
@@ -108,8 +100,8 @@ impl Logical {
 }
 
 impl Operator for Logical {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -139,19 +131,12 @@ impl Operator for Logical {
         };
         vec![Tensor::bool(sizes, zip(x, y, |x, y| self.scalar(x, y)))]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for Select {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Condition, OperandRole::Data, OperandRole::Data])
+            .anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -201,13 +186,5 @@ impl Operator for Select {
             _ => unreachable!("infer has checked the types"),
         };
         vec![Tensor { dtype: cx.results[0].dtype, sizes, elements }]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }

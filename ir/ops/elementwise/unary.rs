@@ -122,8 +122,19 @@ pub(super) fn gelu_tanh_inner(x: f64) -> f64 {
 }
 
 impl Operator for Unary {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(match self {
+            // Small operands give large results, or large ones small: half would overflow or vanish.
+            Self::Exp | Self::Log | Self::Sqrt | Self::Rsqrt | Self::Reciprocal => PrecisionClass::Full,
+            Self::Neg | Self::Abs | Self::Sign | Self::Relu | Self::Not | Self::IsNan => {
+                PrecisionClass::Follow
+            }
+            Self::Sin | Self::Cos | Self::Atan | Self::Tanh | Self::Erf | Self::Sigmoid => {
+                PrecisionClass::Follow
+            }
+            Self::Gelu | Self::GeluTanh | Self::Silu => PrecisionClass::Follow,
+            Self::Floor | Self::Ceil | Self::Round => PrecisionClass::Follow,
+        })
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -183,24 +194,5 @@ impl Operator for Unary {
         let x = cx.operands[0];
         let numbers = x.numbers().into_iter().map(|x| self.scalar(x)).collect();
         vec![from_numbers(cx.results[0].dtype, x.sizes.clone(), numbers)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(match self {
-            // Small operands give large results, or large ones small: half would overflow or vanish.
-            Self::Exp | Self::Log | Self::Sqrt | Self::Rsqrt | Self::Reciprocal => PrecisionClass::Full,
-            Self::Neg | Self::Abs | Self::Sign | Self::Relu | Self::Not | Self::IsNan => {
-                PrecisionClass::Follow
-            }
-            Self::Sin | Self::Cos | Self::Atan | Self::Tanh | Self::Erf | Self::Sigmoid => {
-                PrecisionClass::Follow
-            }
-            Self::Gelu | Self::GeluTanh | Self::Silu => PrecisionClass::Follow,
-            Self::Floor | Self::Ceil | Self::Round => PrecisionClass::Follow,
-        })
     }
 }

@@ -48,7 +48,7 @@ impl Adam8bit {
 }
 
 impl Operator for Adam8bit {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         use OperandRole::*;
         Operands::new(&[
             Weight,
@@ -64,6 +64,7 @@ impl Operator for Adam8bit {
             Skip,
         ])
         .optional_last(OPTIONAL)
+        .anywhere(PrecisionClass::Update)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -130,14 +131,6 @@ impl Operator for Adam8bit {
             codes(3, second_codes),
             float(4, new_second_largest),
         ]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Update)
     }
 }
 

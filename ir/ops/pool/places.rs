@@ -76,8 +76,8 @@ pub fn offset_of(
 }
 
 impl Operator for MaxPoolIndices {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -104,19 +104,11 @@ impl Operator for MaxPoolIndices {
         });
         vec![Tensor::int(DType::I64, sizes, out)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for MaxPoolOffsets {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -153,19 +145,11 @@ impl Operator for MaxPoolOffsets {
         }
         vec![Tensor::int(DType::U8, sizes, offsets)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for MaxPoolGradAt {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -205,14 +189,6 @@ impl Operator for MaxPoolGradAt {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, dx)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }
 

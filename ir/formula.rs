@@ -137,3 +137,45 @@ impl Neg for Formula {
         Unary::Neg.of(self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Module, Type};
+
+    /// Returns the names of the operators that a formula over two values adds, in order, and the text of the program.
+    fn built(formula: impl FnOnce(ValueId, ValueId) -> Formula) -> Result<Vec<&'static str>, TypeError> {
+        let mut module = Module::new("formula");
+        let [x, y] = ["x", "y"].map(|name| module.add_input(name, Type::of(DType::F32, &[2]), false));
+        let mut b = Builder::new(&mut module, "test");
+        b.build(formula(x, y))?;
+        b.finish();
+        Ok(module.nodes().map(|(_, node)| node.op.name()).collect())
+    }
+
+    #[test]
+    fn operators_are_added_in_the_order_in_which_they_are_read() {
+        let names = built(|x, y| -x * Unary::Exp.of(y) - x / y).unwrap();
+        assert_eq!(names, ["neg", "exp", "mul", "div", "sub"]);
+    }
+
+    #[test]
+    fn a_number_has_the_type_of_the_operand_beside_it() {
+        assert_eq!(built(|x, _| 1.0 - x).unwrap(), ["splat", "sub"]);
+        let names = built(|x, y| Select.of(Compare::Less.of(x, y), 0.0, y)).unwrap();
+        assert_eq!(names, ["less", "splat", "select"]);
+        // A condition is the only other operand, and bools are not numbers.
+        assert!(built(|x, y| Select.of(Compare::Less.of(x, y), 0.0, 1.0) * x).is_err());
+    }
+
+    #[test]
+    fn a_conversion_to_the_same_type_is_no_operator() {
+        assert_eq!(built(|x, y| (x + y).cast(DType::F32)).unwrap(), ["add"]);
+        assert_eq!(built(|x, y| (x + y).cast(DType::F64)).unwrap(), ["add", "cast"]);
+    }
+
+    #[test]
+    fn a_formula_of_numbers_alone_has_no_type() {
+        assert!(built(|_, _| Binary::Add.of(1.0, 2.0)).is_err());
+    }
+}

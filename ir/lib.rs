@@ -26,11 +26,11 @@ pub mod mesh;
 pub mod module;
 pub mod ops;
 pub mod phase;
-pub mod pipeline;
 pub mod random;
 pub mod rounding;
 #[doc(hidden)]
 pub mod samples;
+pub mod stage_table;
 mod stages;
 pub mod state;
 pub mod step_output;
@@ -60,7 +60,7 @@ pub use ops::{
     Cost, GradientError, Gradients, Inference, Movement, NodeRef, Op, OperandRole, Operands, Operator,
 };
 pub use phase::Phase;
-pub use pipeline::{EVERY_STAGE, Pipeline};
+pub use stage_table::{EVERY_STAGE, StageTable};
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use step_output::{Scalar, ScalarPart, StepOutput};
 pub use tensor::Tensor;

@@ -22,8 +22,8 @@ use crate::reports::StageReport;
 use crate::rewriting::settle::settle;
 use ir::machine::{Device, Link};
 use ir::{
-    Builder, Changed, DType, Definition, Diagnostic, EVERY_STAGE, Level, Module, Movement, NodeId, Pipeline,
-    State, StateId, ValueId,
+    Builder, Changed, DType, Definition, Diagnostic, EVERY_STAGE, Level, Module, Movement, NodeId,
+    StageTable, State, StateId, ValueId,
 };
 pub use memory::{AS_ESTIMATED, StageMemory};
 use schedule::{Plan, ScheduleChoice};
@@ -232,7 +232,7 @@ fn fits(module: &Module, id: NodeId, pattern: &str) -> bool {
 pub fn apply(module: &mut Module, options: &Stage, decision: Decision) -> Result<Changed, Diagnostic> {
     let Decision { plan, schedule, nodes, of_weights, .. } = decision;
     let last = plan.placement.len() as u32 - 1;
-    module.pipeline = Some(Pipeline {
+    module.pipeline = Some(StageTable {
         schedule: schedule.to_string(),
         microbatches: options.microbatches,
         placement: plan.placement,

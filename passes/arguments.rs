@@ -149,9 +149,12 @@ impl<'a> Options<'a> {
         value: &mut Option<T>,
         read: impl FnOnce(&str) -> Result<T, String>,
     ) {
-        let write =
-            |value: &Option<T>, to: &mut Arguments| value.iter().for_each(|value| to.push(key, value));
-        self.custom(value, |from| from.take(key).as_deref().map(read).transpose(), write);
+        let read = |from: &mut Arguments| from.take(key).as_deref().map(read).transpose();
+        self.custom(value, read, |value, to| {
+            if let Some(value) = value {
+                to.push(key, value);
+            }
+        });
     }
 
     /// Names `key=value key=value`.
@@ -188,14 +191,13 @@ impl<'a> Options<'a> {
     /// Names a bare word for each meaning. The word of `unwritten` is not written.
     pub fn word<T: Copy + PartialEq>(&mut self, words: &[(T, &str)], value: &mut T, unwritten: Option<T>) {
         let old = *value;
-        self.custom(
-            value,
-            |from| Ok(from.word(words).unwrap_or(old)),
-            |value, to| {
-                let own = words.iter().find(|(meaning, _)| meaning == value && unwritten != Some(*value));
-                own.iter().for_each(|(_, word)| to.push("", word));
-            },
-        );
+        let read = |from: &mut Arguments| Ok(from.word(words).unwrap_or(old));
+        self.custom(value, read, |value, to| {
+            let own = words.iter().find(|(meaning, _)| meaning == value);
+            if let Some((_, word)) = own.filter(|_| unwritten != Some(*value)) {
+                to.push("", word);
+            }
+        });
     }
 
     /// Refuses the options that were read, if there is a fault.

@@ -56,7 +56,9 @@ macro_rules! passes {
             fn arguments(&self) -> Arguments {
                 let mut arguments = Arguments::default();
                 match self {
-                    $(Self::$variant(pass) => Options::write(&mut arguments, |options| pass.clone().options(options))),*
+                    $(Self::$variant(pass) => {
+                        Options::write(&mut arguments, |options| pass.clone().options(options));
+                    }),*
                 }
                 arguments
             }

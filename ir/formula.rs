@@ -14,7 +14,7 @@ pub enum Formula {
     /// A number, of the element type of the last other operand of its operator.
     Number(f64),
     /// An operator with one result.
-    Node(Op, Vec<Formula>),
+    Node(Box<Op>, Vec<Formula>),
     /// A conversion, unless the formula has that type already.
     Cast(Box<Formula>, DType),
 }
@@ -33,7 +33,7 @@ impl Builder<'_> {
                 let value = self.build(*formula)?;
                 self.cast(value, to)
             }
-            Formula::Node(op, operands) => self.build_node(op, operands),
+            Formula::Node(op, operands) => self.build_node(*op, operands),
         }
     }
 
@@ -57,6 +57,11 @@ impl Builder<'_> {
 }
 
 impl Formula {
+    /// Applies an operator with one result.
+    pub fn node<const N: usize>(op: impl Into<Op>, operands: [Self; N]) -> Self {
+        Self::Node(Box::new(op.into()), operands.into())
+    }
+
     /// Returns the formula converted to an element type.
     pub fn cast(self, to: DType) -> Self {
         Self::Cast(Box::new(self), to)
@@ -78,14 +83,14 @@ impl From<f64> for Formula {
 impl Unary {
     /// Returns the function of `x`.
     pub fn of(self, x: impl Into<Formula>) -> Formula {
-        Formula::Node(self.into(), vec![x.into()])
+        Formula::node(self, [x.into()])
     }
 }
 
 impl Select {
     /// Returns `condition ? x : y`.
     pub fn of(self, condition: impl Into<Formula>, x: impl Into<Formula>, y: impl Into<Formula>) -> Formula {
-        Formula::Node(self.into(), vec![condition.into(), x.into(), y.into()])
+        Formula::node(self, [condition.into(), x.into(), y.into()])
     }
 }
 
@@ -94,7 +99,7 @@ macro_rules! functions_of_two {
         impl $kinds {
             /// Returns the function of `x` and `y`.
             pub fn of(self, x: impl Into<Formula>, y: impl Into<Formula>) -> Formula {
-                Formula::Node(self.into(), vec![x.into(), y.into()])
+                Formula::node(self, [x.into(), y.into()])
             }
         }
     )* };

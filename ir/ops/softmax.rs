@@ -45,7 +45,7 @@ pub(super) fn logsumexp(x: impl Iterator<Item = f64> + Clone) -> f64 {
 /// Returns `x` reduced along a dim, which is kept with size one.
 pub(super) fn along_dim(kind: ReduceKind, x: impl Into<Formula>, dim: u32) -> Formula {
     let reduce = Reduce { kind, dims: SmallVec::from_slice(&[dim]), keep: true };
-    Formula::Node(reduce.into(), vec![x.into()])
+    Formula::node(reduce, [x.into()])
 }
 
 /// Adds nodes that compute [`logsumexp`] along a dim, which is kept with size one.

@@ -8,7 +8,6 @@ use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::analysis::held_values;
 use ir::{Builder, Changed, DType, Diagnostic, Kernels, Level, Module, Node, NodeId, Op, Tier, ValueId};
-use std::fmt;
 
 /// The pass; it has no options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,22 +110,6 @@ impl Writes {
             builder.remove(cast);
         }
         builder.finish();
-    }
-}
-
-impl fmt::Display for Reads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |(node, index, from): &(NodeId, usize, ValueId)| {
-            format!("{node} reads {from} as operand {index}")
-        };
-        f.write_str(&self.operands.iter().map(line).collect::<Vec<_>>().join("\n"))
-    }
-}
-
-impl fmt::Display for Writes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |(result, cast): &(ValueId, NodeId)| format!("{result} is written as {cast} casts it");
-        f.write_str(&self.results.iter().map(line).collect::<Vec<_>>().join("\n"))
     }
 }
 

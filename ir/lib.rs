@@ -17,6 +17,7 @@ pub mod dtype;
 pub mod edit;
 pub mod entity;
 pub mod factors;
+pub mod formula;
 pub mod interp;
 pub mod kernels;
 mod lowered;
@@ -25,11 +26,11 @@ pub mod mesh;
 pub mod module;
 pub mod ops;
 pub mod phase;
-pub mod pipeline;
 pub mod random;
 pub mod rounding;
 #[doc(hidden)]
 pub mod samples;
+pub mod stage_table;
 mod stages;
 pub mod state;
 pub mod step_output;
@@ -51,6 +52,7 @@ pub use dtype::DType;
 pub use edit::{At, Builder, Changed};
 pub use entity::{DataId, NodeId, StateId, ValueId};
 pub use factors::Factors;
+pub use formula::Formula;
 pub use kernels::Kernels;
 pub use mesh::{Axis, AxisId, AxisRole, Mesh};
 pub use module::{Definition, Input, Level, Module, Node, Output, Value};
@@ -58,7 +60,7 @@ pub use ops::{
     Cost, GradientError, Gradients, Inference, Movement, NodeRef, Op, OperandRole, Operands, Operator,
 };
 pub use phase::Phase;
-pub use pipeline::{EVERY_STAGE, Pipeline};
+pub use stage_table::{EVERY_STAGE, StageTable};
 pub use state::{Initializer, Role, State, Tier, View, ViewStep};
 pub use step_output::{Scalar, ScalarPart, StepOutput};
 pub use tensor::Tensor;

@@ -5,8 +5,8 @@
 
 use crate::state::State;
 use crate::{
-    Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, Phase, Pipeline, StateId, StepOutput, Tier, Type,
-    ValueId,
+    Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, Phase, StageTable, StateId, StepOutput, Tier,
+    Type, ValueId,
 };
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 use smallvec::SmallVec;
@@ -23,7 +23,7 @@ pub struct Module {
     /// The devices. In a pipeline, the devices of one stage.
     pub mesh: Mesh,
     /// The stages, if the program has several.
-    pub pipeline: Option<Pipeline>,
+    pub pipeline: Option<StageTable>,
     /// Bytes of constants and initial states.
     pub data: PrimaryMap<DataId, Data>,
     /// The state table: everything that outlives a step.

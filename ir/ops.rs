@@ -1,6 +1,6 @@
 //! The operators: an enum of small attribute structs, with one file for each family.
 //!
-//! A family's file has everything that the compiler needs to know of an operator, in eight functions ([`Operator`]), none of which
+//! A family's file has everything that the compiler needs to know of an operator, in six functions ([`Operator`]), none of which
 //! has a default. The list at the end of this file gives each operator its variant, its name in text, and the attributes that text
 //! prints and parses.
 
@@ -21,6 +21,7 @@ pub mod draws;
 pub mod dropout;
 pub mod elementwise;
 pub mod experts;
+pub mod facts;
 pub mod indexing;
 pub mod loss;
 pub mod movement;
@@ -41,21 +42,21 @@ pub mod step;
 pub mod transfer;
 
 pub use attribute::{Attribute, Float, Labels};
+pub use facts::Facts;
 pub use list::Op;
 pub use movement::Movement;
 pub use operands::{OperandRole, Operands};
 pub use precision::{Precision, PrecisionClass, Reads};
 
 use crate::edit::Builder;
-use crate::{Data, DataId, Factors, Mesh, Signature, Span, Tensor, Type, TypeError, ValueId};
+use crate::{Data, DataId, Factors, Mesh, Signature, Span, Tensor, Type, TypeError, ValueId, ensure};
 use cranelift_entity::PrimaryMap;
 use smallvec::SmallVec;
 
-/// Everything that the compiler knows of an operator: eight functions, in this order, and nothing elsewhere in `ir`.
+/// Everything that the compiler knows of an operator: six functions, in this order, and nothing elsewhere in `ir`.
 pub trait Operator {
-    /// Returns the role of each operand. If the operator computes no new elements, also says how the operands' elements move into
-    /// the result.
-    fn operands(&self) -> Operands;
+    /// Returns the facts that do not depend on types.
+    fn facts(&self) -> Facts;
 
     /// Returns the types of the results. An operator whose result type does not follow from its operands (reshape, broadcast,
     /// slice, pad, iota, constant, random_uniform) reads `declared` and checks it. Shardings are ignored.
@@ -74,15 +75,6 @@ pub trait Operator {
     /// Computes the reference result in plain loops; floats are computed in f64. `infer` has accepted the operands.
     fn interp(&self, cx: &Interp) -> Vec<Tensor>;
 
-    /// Whether the numbers that a device computes from its parts of the operands depend on the places of these parts in the whole
-    /// tensors. The `interp` of such an operator asks [`Interp`] for spans, and backends tell all kernels of the operator the place
-    /// of the device's part. The conformance test compares the answers with `interp`.
-    fn depends_on_position(&self) -> bool;
-
-    /// Returns the type that the operator computes in, and the types in which it reads operands, when a step runs in half
-    /// precision.
-    fn precision(&self) -> Precision;
-
     /// For an operator with factors that only its own rule can split (`k~`): adds nodes that compute the same results and whose
     /// factors can be split. This is the only function with a default, because most operators have no such factor. The conformance
     /// test calls it for every operator that declares one.
@@ -92,9 +84,24 @@ pub trait Operator {
 }
 
 impl Op {
+    /// Returns the roles of the operands, and the movement of their elements.
+    pub fn operands(&self) -> Operands {
+        self.facts().operands
+    }
+
     /// Returns how the elements of the operands become elements of the result.
     pub fn movement(&self) -> Movement {
         self.operands().movement()
+    }
+
+    /// Whether the numbers of a part depend on its place in the whole tensor ([`Facts::depends_on_position`]).
+    pub fn depends_on_position(&self) -> bool {
+        self.facts().depends_on_position
+    }
+
+    /// Returns the types in which the operator computes and reads in half precision.
+    pub fn precision(&self) -> Precision {
+        self.facts().precision
     }
 }
 

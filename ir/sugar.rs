@@ -1,23 +1,28 @@
-//! Short forms for nodes that gradients, imports and passes often build: arithmetic, scalars, shapes.
+//! Short forms for nodes that gradients, imports and passes often build: arithmetic, scalars, shapes, sums.
 
 use crate::edit::Builder;
 use crate::ops::Float;
 use crate::ops::constant::Splat;
-use crate::ops::elementwise::{Binary, Cast};
+use crate::ops::elementwise::Cast;
 use crate::ops::reduce::{Reduce, ReduceKind};
 use crate::ops::shape::{Broadcast, Reshape, Slice, Transpose};
-use crate::{DType, Dim, Dims, Type, TypeError, ValueId};
+use crate::{DType, Dim, Dims, Formula, Type, TypeError, ValueId};
 use smallvec::SmallVec;
 
 impl Builder<'_> {
     /// Builds `x + y`.
     pub fn add(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
-        self.one(Binary::Add, &[x, y])
+        self.build(x + y)
     }
 
     /// Builds `x · y`.
     pub fn mul(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
-        self.one(Binary::Mul, &[x, y])
+        self.build(x * y)
+    }
+
+    /// Builds `x · factor`.
+    pub fn scale(&mut self, x: ValueId, factor: f64) -> Result<ValueId, TypeError> {
+        self.build(x * factor)
     }
 
     /// Builds a scalar of that type and value.
@@ -35,14 +40,13 @@ impl Builder<'_> {
         self.scalar(self.ty(like).dtype, value)
     }
 
-    /// Builds `x · factor`.
-    pub fn scale(&mut self, x: ValueId, factor: f64) -> Result<ValueId, TypeError> {
-        let factor = self.splat_like(x, factor)?;
-        self.mul(x, factor)
-    }
-
     /// Reshapes `x` to these dims; returns `x` itself if it has them.
-    pub fn reshape(&mut self, x: ValueId, dims: impl IntoIterator<Item = Dim>) -> Result<ValueId, TypeError> {
+    pub fn reshape(
+        &mut self,
+        x: impl Into<Formula>,
+        dims: impl IntoIterator<Item = Dim>,
+    ) -> Result<ValueId, TypeError> {
+        let x = self.build(x)?;
         let ty = Type::new(self.ty(x).dtype, dims);
         if ty.dims == self.ty(x).dims { Ok(x) } else { self.one_typed(Reshape, &[x], ty) }
     }
@@ -50,9 +54,10 @@ impl Builder<'_> {
     /// Stretches `x` to these dims; returns `x` itself if it has them.
     pub fn broadcast(
         &mut self,
-        x: ValueId,
+        x: impl Into<Formula>,
         dims: impl IntoIterator<Item = Dim>,
     ) -> Result<ValueId, TypeError> {
+        let x = self.build(x)?;
         let ty = Type::new(self.ty(x).dtype, dims);
         if ty.dims == self.ty(x).dims { Ok(x) } else { self.one_typed(Broadcast, &[x], ty) }
     }
@@ -77,7 +82,8 @@ impl Builder<'_> {
     }
 
     /// Sums over dims, which are removed.
-    pub fn sum(&mut self, x: ValueId, dims: &[u32]) -> Result<ValueId, TypeError> {
+    pub fn sum(&mut self, x: impl Into<Formula>, dims: &[u32]) -> Result<ValueId, TypeError> {
+        let x = self.build(x)?;
         let dims = SmallVec::from_slice(dims);
         if dims.is_empty() {
             Ok(x)
@@ -92,7 +98,8 @@ impl Builder<'_> {
     }
 
     /// Builds the gradient of a broadcast: `x` summed over the dims in which `like` was stretched, with the dims of `like`.
-    pub fn sum_to_like(&mut self, x: ValueId, like: ValueId) -> Result<ValueId, TypeError> {
+    pub fn sum_to_like(&mut self, x: impl Into<Formula>, like: ValueId) -> Result<ValueId, TypeError> {
+        let x = self.build(x)?;
         let (from, to) = (self.ty(x).dims.clone(), self.ty(like).dims.clone());
         if from == to {
             return Ok(x);

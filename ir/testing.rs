@@ -144,7 +144,7 @@ impl Generator<'_> {
         ];
         let BoundedValue { mut value, mut bound } = self.choices.of(steps)(self)?;
         if bound > BOUND {
-            (value, bound) = (self.b.one(Unary::Tanh, &[value])?, 1.0);
+            (value, bound) = (self.b.build(Unary::Tanh.of(value))?, 1.0);
         }
         self.pool.push(BoundedValue { value, bound });
         Ok(())
@@ -191,19 +191,19 @@ impl Generator<'_> {
     /// Adds a function whose operand must not be near zero, applied to `½ + sigmoid(x)`.
     fn positive(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
-        let sigmoid = self.b.one(Unary::Sigmoid, &[x.value])?;
+        let sigmoid = self.b.build(Unary::Sigmoid.of(x.value))?;
         let half = self.b.splat_like(sigmoid, 0.5)?;
-        let positive = self.b.add(sigmoid, half)?;
+        let positive = self.b.build(sigmoid + half)?;
         let value = match self.choices.below(6) {
-            0 => self.b.one(Unary::Log, &[positive])?,
-            1 => self.b.one(Unary::Sqrt, &[positive])?,
-            2 => self.b.one(Unary::Rsqrt, &[positive])?,
-            3 => self.b.one(Unary::Reciprocal, &[positive])?,
-            4 => self.b.one(Unary::Exp, &[positive])?,
+            0 => self.b.build(Unary::Log.of(positive))?,
+            1 => self.b.build(Unary::Sqrt.of(positive))?,
+            2 => self.b.build(Unary::Rsqrt.of(positive))?,
+            3 => self.b.build(Unary::Reciprocal.of(positive))?,
+            4 => self.b.build(Unary::Exp.of(positive))?,
             _ => {
                 let power = self.choices.of(&[0.5, 1.5, 2.0, 3.0]);
                 let power = self.b.splat_like(positive, power)?;
-                self.b.one(Binary::Pow, &[positive, power])?
+                self.b.build(Binary::Pow.of(positive, power))?
             }
         };
         Ok(BoundedValue { value, bound: 4.5 })
@@ -225,13 +225,10 @@ impl Generator<'_> {
             1 => (Binary::Sub, x.bound + y.bound),
             2 => (Binary::Mul, x.bound * y.bound),
             _ => {
-                let sigmoid = self.b.one(Unary::Sigmoid, &[y.value])?;
+                let sigmoid = self.b.build(Unary::Sigmoid.of(y.value))?;
                 let half = self.b.splat_like(sigmoid, 0.5)?;
-                let positive = self.b.add(sigmoid, half)?;
-                return Ok(BoundedValue {
-                    value: self.b.one(Binary::Div, &[x.value, positive])?,
-                    bound: 2.0 * x.bound,
-                });
+                let positive = self.b.build(sigmoid + half)?;
+                return Ok(BoundedValue { value: self.b.build(x.value / positive)?, bound: 2.0 * x.bound });
             }
         };
         Ok(BoundedValue { value: self.b.one(op, &[x.value, y.value])?, bound })
@@ -258,7 +255,7 @@ impl Generator<'_> {
         let out = lhs.iter().chain(&rhs).copied().filter(|&label| label != b'z').collect();
         let contract = Contract { lhs: Labels(lhs), rhs: Labels(rhs), out: Labels(out) };
         let product = self.b.one(contract, &[x.value, y.value])?;
-        let value = self.b.scale(product, 1.0 / sizes[i] as f64)?;
+        let value = self.b.build(product * (1.0 / sizes[i] as f64))?;
         Ok(BoundedValue { value, bound: x.bound * y.bound })
     }
 
@@ -415,9 +412,9 @@ impl Generator<'_> {
         let index = self.b.one_typed(Iota { dim: dim as u32 }, &[], Type::of(DType::I64, &sizes))?;
         let limit = self.choices.below(sizes[dim] as usize + 1) as f64;
         let limit = self.b.splat_like(index, limit)?;
-        let condition = self.b.one(Compare::Less, &[index, limit])?;
+        let condition = self.b.build(Compare::Less.of(index, limit))?;
         let y = self.find(|other| other == sizes).unwrap_or(x);
-        let value = self.b.one(Select, &[condition, x.value, y.value])?;
+        let value = self.b.build(Select.of(condition, x.value, y.value))?;
         Ok(BoundedValue { value, bound: x.bound.max(y.bound) })
     }
 
@@ -460,10 +457,10 @@ impl Generator<'_> {
             let flat = self.b.reshape(value, Self::dims(&[count]))?;
             let weights = self.constant(&[count])?;
             let product = self.b.one(Contract::new("a,a->"), &[flat, weights])?;
-            let mean = self.b.scale(product, 1.0 / count as f64)?;
+            let mean = self.b.build(product * (1.0 / count as f64))?;
             sum = Some(match sum {
                 None => mean,
-                Some(sum) => self.b.add(sum, mean)?,
+                Some(sum) => self.b.build(sum + mean)?,
             });
         }
         let sum = sum.expect("something is read by nothing, for nodes have no cycles");

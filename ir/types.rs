@@ -176,6 +176,17 @@ impl TypeError {
     }
 }
 
+/// Returns a [`TypeError`] with this message from the function unless the condition holds. The function may have an error that can be
+/// made of a type error.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err($crate::TypeError::new(format!($($message)+)).into());
+        }
+    };
+}
+
 /// Returns the dims to which two operands are broadcast: aligned at the last dim, a dim of size one stretches.
 pub fn broadcast(left: &[Dim], right: &[Dim]) -> Result<Dims, TypeError> {
     let ndim = left.len().max(right.len());

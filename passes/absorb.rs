@@ -4,12 +4,10 @@
 //! Invariant: these kernels compute in f32 in any case, so the numbers stay except for one rounding: a product that is cast to f32
 //! is no longer rounded to a half type first. After this pass the module is at [`Level::Lowered`].
 
-use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::analysis::held_values;
 use ir::{Builder, Changed, DType, Diagnostic, Kernels, Level, Module, Node, NodeId, Op, Tier, ValueId};
-use std::fmt;
 
 /// The pass; it has no options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,12 +16,6 @@ pub struct Absorb;
 impl Transform for Absorb {
     const NAME: &'static str = "absorb";
     const NEEDED: bool = false;
-
-    fn parse(_: &mut Arguments) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn print(&self, _: &mut Arguments) {}
 
     /// Errors: no target is given.
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -118,22 +110,6 @@ impl Writes {
             builder.remove(cast);
         }
         builder.finish();
-    }
-}
-
-impl fmt::Display for Reads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |(node, index, from): &(NodeId, usize, ValueId)| {
-            format!("{node} reads {from} as operand {index}")
-        };
-        f.write_str(&self.operands.iter().map(line).collect::<Vec<_>>().join("\n"))
-    }
-}
-
-impl fmt::Display for Writes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |(result, cast): &(ValueId, NodeId)| format!("{result} is written as {cast} casts it");
-        f.write_str(&self.results.iter().map(line).collect::<Vec<_>>().join("\n"))
     }
 }
 

@@ -56,7 +56,7 @@ impl Arguments {
     /// Removes a key and returns its value, or the default if the key is missing.
     pub fn value<T: FromStr>(&mut self, key: &str, default: T) -> Result<T, String> {
         match self.take(key) {
-            Some(text) => text.parse().map_err(|_| format!("`{text}` is not a value of `{key}`")),
+            Some(text) => value_of(key, &text),
             None => Ok(default),
         }
     }
@@ -76,6 +76,144 @@ impl Arguments {
     pub fn word<T: Copy>(&mut self, words: &[(T, &str)]) -> Option<T> {
         words.iter().find(|(_, word)| self.flag(word)).map(|(meaning, _)| *meaning)
     }
+}
+
+/// The options of a pass while they are read from text, or written as text. [`crate::Transform::options`] names each option once, for
+/// both. An option that is not given keeps its value.
+pub struct Options<'a> {
+    arguments: &'a mut Arguments,
+    is_reading: bool,
+    /// The first fault in the text.
+    fault: Option<String>,
+}
+
+impl<'a> Options<'a> {
+    /// Reads the options that `name` names. Options that it does not name stay in `arguments`.
+    ///
+    /// # Errors
+    /// The first fault in the text.
+    pub fn read(arguments: &'a mut Arguments, name: impl FnOnce(&mut Self)) -> Result<(), String> {
+        let mut options = Self { arguments, is_reading: true, fault: None };
+        name(&mut options);
+        options.fault.map_or(Ok(()), Err)
+    }
+
+    /// Writes the options that `name` names.
+    pub fn write(arguments: &'a mut Arguments, name: impl FnOnce(&mut Self)) {
+        name(&mut Self { arguments, is_reading: false, fault: None });
+    }
+
+    /// Whether the options are read.
+    pub fn is_reading(&self) -> bool {
+        self.is_reading
+    }
+
+    /// Names an option of another form.
+    pub fn custom<T>(
+        &mut self,
+        value: &mut T,
+        read: impl FnOnce(&mut Arguments) -> Result<T, String>,
+        write: impl FnOnce(&T, &mut Arguments),
+    ) {
+        if !self.is_reading {
+            return write(value, self.arguments);
+        }
+        match read(self.arguments) {
+            Ok(given) => *value = given,
+            Err(fault) => drop(self.fault.get_or_insert(fault)),
+        }
+    }
+
+    /// Names `key=value`.
+    pub fn written<T: FromStr + fmt::Display + Clone>(&mut self, key: &str, value: &mut T) {
+        let old = value.clone();
+        self.custom(value, |from| from.value(key, old), |value, to| to.push(key, value));
+    }
+
+    /// Names `key=value`, which is not written if the value is `default`.
+    pub fn value<T: FromStr + fmt::Display + Clone + PartialEq>(
+        &mut self,
+        key: &str,
+        value: &mut T,
+        default: T,
+    ) {
+        if self.is_reading || *value != default {
+            self.written(key, value);
+        }
+    }
+
+    /// Names `key=value`, which is not written if there is no value.
+    pub fn optional<T: fmt::Display>(
+        &mut self,
+        key: &str,
+        value: &mut Option<T>,
+        read: impl FnOnce(&str) -> Result<T, String>,
+    ) {
+        let read = |from: &mut Arguments| from.take(key).as_deref().map(read).transpose();
+        self.custom(value, read, |value, to| {
+            if let Some(value) = value {
+                to.push(key, value);
+            }
+        });
+    }
+
+    /// Names `key=value key=value`.
+    pub fn list<T: FromStr<Err: fmt::Display> + fmt::Display>(&mut self, key: &str, values: &mut Vec<T>) {
+        let parse = |text: &String| text.parse().map_err(|error: T::Err| error.to_string());
+        let read = |from: &mut Arguments| from.take_all(key).iter().map(parse).collect();
+        self.custom(values, read, |values, to| values.iter().for_each(|value| to.push(key, value)));
+    }
+
+    /// Names `key=value/value`, with any separator. An empty list is not written.
+    pub fn joined<T: fmt::Display>(
+        &mut self,
+        key: &str,
+        separator: char,
+        values: &mut Vec<T>,
+        read: impl FnMut(&str) -> Result<T, String>,
+    ) {
+        let split = |from: &mut Arguments| {
+            let text = from.take(key).unwrap_or_default();
+            text.split(separator).filter(|text| !text.is_empty()).map(read).collect()
+        };
+        self.custom(values, split, |values, to| {
+            let texts: Vec<String> = values.iter().map(T::to_string).collect();
+            to.push_unless(&String::new(), key, &texts.join(&separator.to_string()));
+        });
+    }
+
+    /// Names a bare word that stands for `true`.
+    pub fn flag(&mut self, word: &str, value: &mut bool) {
+        let old = *value;
+        self.custom(value, |from| Ok(from.flag(word) || old), |value, to| to.push_flag(word, *value));
+    }
+
+    /// Names a bare word for each meaning. The word of `unwritten` is not written.
+    pub fn word<T: Copy + PartialEq>(&mut self, words: &[(T, &str)], value: &mut T, unwritten: Option<T>) {
+        let old = *value;
+        let read = |from: &mut Arguments| Ok(from.word(words).unwrap_or(old));
+        self.custom(value, read, |value, to| {
+            let own = words.iter().find(|(meaning, _)| meaning == value);
+            if let Some((_, word)) = own.filter(|_| unwritten != Some(*value)) {
+                to.push("", word);
+            }
+        });
+    }
+
+    /// Refuses the options that were read, if there is a fault.
+    pub fn check(&mut self, fault: impl FnOnce() -> Option<String>) {
+        if self.is_reading && self.fault.is_none() {
+            self.fault = fault();
+        }
+    }
+}
+
+/// Reads the value of an option.
+///
+/// # Errors
+/// The text has another form.
+pub fn value_of<T: FromStr>(key: &str, text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| format!("`{text}` is not a value of `{key}`"))
 }
 
 impl fmt::Display for Arguments {

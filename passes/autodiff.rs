@@ -17,7 +17,7 @@ mod weight;
 
 pub use weight::put_off_all;
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::settle::settle;
@@ -30,7 +30,6 @@ use ir::{
     OperandRole, Operator, Phase, Role, Scalar, ScalarPart, State, StateId, StepOutput, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// The pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,12 +42,8 @@ impl Transform for Autodiff {
     const NAME: &'static str = "autodiff";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        Ok(Self { whole: arguments.flag("whole") })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push_flag("whole", self.whole);
+    fn options(&mut self, options: &mut Options) {
+        options.flag("whole", &mut self.whole);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -106,16 +101,6 @@ pub struct Class {
     pub nominal: u64,
     /// The nodes on a path from a parameter to the sum, last first.
     pub path: Vec<NodeId>,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Class { sum, nominal, path, .. } in &self.classes {
-            writeln!(f, "differentiate {sum} over {nominal} positions through {} nodes", path.len())?;
-        }
-        let trained: Vec<String> = self.trained.iter().map(StateId::to_string).collect();
-        write!(f, "for {}", trained.join(", "))
-    }
 }
 
 /// Finds the paths from parameters to the loss.
@@ -266,11 +251,11 @@ fn each_class(
             None => {
                 let one = b.splat_like(class.objective, 1.0)?;
                 base = Some(one);
-                b.scale(one, start)?
+                b.build(one * start)?
             }
             Some(one) => {
                 let one = b.cast(one, b.ty(class.objective).dtype)?;
-                b.scale(one, start)?
+                b.build(one * start)?
             }
         };
         let mut backward = Backward::default();
@@ -281,10 +266,10 @@ fn each_class(
         for (state, gradient) in gradients {
             let total = total_of(b, state, &gradient)?;
             let factor = b.cast(factor, b.ty(total).dtype)?;
-            let mean = b.mul(total, factor)?;
+            let mean = b.build(total * factor)?;
             let sum = match totals.get(&state) {
                 None => mean,
-                Some(&other) => b.add(other, mean)?,
+                Some(&other) => b.build(other + mean)?,
             };
             totals.insert(state, sum);
         }
@@ -311,7 +296,7 @@ fn all_classes(
     let mut backward = Backward::default();
     for (class, inverse) in classes.iter().zip(inverses) {
         let one = b.cast(base, b.ty(class.objective).dtype)?;
-        let seed = b.mul(one, inverse)?;
+        let seed = b.build(one * inverse)?;
         backward.add(class.objective, seed);
     }
     let on_path: BTreeSet<NodeId> = classes.iter().flat_map(|class| class.path.iter().copied()).collect();
@@ -347,7 +332,7 @@ fn total_of(b: &mut Builder, state: StateId, gradients: &[ValueId]) -> Result<Va
         b.stage(stage);
         total = Some(match total {
             None => sum,
-            Some(total) => b.add(total, sum)?,
+            Some(total) => b.build(total + sum)?,
         });
     }
     total.ok_or_else(|| TypeError::new("a trained parameter has a gradient"))
@@ -394,7 +379,7 @@ impl Backward {
         let Some(addends) = self.gradients.remove(&value) else { return Ok(None) };
         let mut sum = addends[0];
         for &addend in &addends[1..] {
-            sum = b.add(sum, addend)?;
+            sum = b.build(sum + addend)?;
         }
         let dims = b.ty(value).dims.clone();
         b.broadcast(sum, dims).map(Some)
@@ -463,27 +448,25 @@ impl Divided {
     ) -> Result<Self, TypeError> {
         let bound = |b: &mut Builder, number: f64| {
             let number = b.scalar(DType::F64, number)?;
-            count.map_or(Ok(number), |count| b.mul(count, number))
+            count.map_or(Ok(number), |count| b.build(count * number))
         };
         let mut divisor = weight;
         if class.floor != 0.0 {
             let floor = bound(b, class.floor)?;
-            divisor = b.one(Binary::Max, &[divisor, floor])?;
+            divisor = b.build(Binary::Max.of(divisor, floor))?;
         }
         if class.epsilon != 0.0 {
             let epsilon = bound(b, class.epsilon)?;
-            divisor = b.add(divisor, epsilon)?;
+            divisor = b.build(divisor + epsilon)?;
         }
         let (zero, one) = (b.scalar(DType::F64, 0.0)?, b.scalar(DType::F64, 1.0)?);
-        let is_zero = b.one(Compare::Equal, &[divisor, zero])?;
-        Ok(Self { is_zero, by: b.one(Select, &[is_zero, one, divisor])?, zero })
+        let is_zero = b.build(Compare::Equal.of(divisor, zero))?;
+        Ok(Self { is_zero, by: b.build(Select.of(is_zero, one, divisor))?, zero })
     }
 
     /// Divides a number by this divisor. The quotient is 0 where the divisor is 0.
     fn divide(&self, b: &mut Builder, number: f64) -> Result<ValueId, TypeError> {
-        let number = b.scalar(DType::F64, number)?;
-        let ratio = b.one(Binary::Div, &[number, self.by])?;
-        b.one(Select, &[self.is_zero, self.zero, ratio])
+        b.build(Select.of(self.is_zero, self.zero, number / self.by))
     }
 }
 
@@ -508,10 +491,10 @@ fn accumulate(b: &mut Builder, classes: &[Class]) -> Result<Vec<Sums>, TypeError
 fn value(b: &mut Builder, sums: &[Sums]) -> Result<ValueId, TypeError> {
     let mut total = None;
     for class in sums {
-        let quotient = b.one(Binary::Div, &[class.sum, class.divisor.by])?;
+        let quotient = b.build(class.sum / class.divisor.by)?;
         total = Some(match total {
             None => quotient,
-            Some(total) => b.add(total, quotient)?,
+            Some(total) => b.build(total + quotient)?,
         });
     }
     total.ok_or_else(|| TypeError::new("a scalar has at least one class"))

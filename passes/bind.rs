@@ -13,7 +13,7 @@ mod rebuild;
 mod samples;
 mod trace;
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Options};
 use crate::fold;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
@@ -40,18 +40,17 @@ impl Transform for Bind {
     const NAME: &'static str = "bind";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let mut sizes = BTreeMap::new();
-        for (name, size) in arguments.take_rest() {
-            let number = size.parse().ok().filter(|&size| size > 0 && !name.is_empty());
-            let number = number.ok_or_else(|| format!("`{size}` is not a size; write {BATCH}=8"))?;
-            sizes.insert(name, number);
-        }
-        Ok(Self { sizes })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        self.sizes.iter().for_each(|(name, size)| arguments.push(name, size));
+    fn options(&mut self, options: &mut Options) {
+        let read = |arguments: &mut Arguments| {
+            let size = |(name, size): (String, String)| {
+                let number = size.parse().ok().filter(|&size| size > 0 && !name.is_empty());
+                Ok((name, number.ok_or_else(|| format!("`{size}` is not a size; write {BATCH}=8"))?))
+            };
+            arguments.take_rest().into_iter().map(size).collect()
+        };
+        options.custom(&mut self.sizes, read, |sizes, arguments| {
+            sizes.iter().for_each(|(name, size)| arguments.push(name, size));
+        });
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -11,7 +11,7 @@
 //!
 //! Invariants: operands and results stay; every node stays in its phase, after the producers of its operands.
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use cranelift_entity::SecondaryMap;
 use ir::ops::collective::{Change, Collective};
@@ -21,7 +21,6 @@ use ir::{
 };
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 
 /// The pass `buckets`. `buckets(bytes=26214400)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,12 +40,8 @@ impl Transform for Buckets {
     const NAME: &'static str = "buckets";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        Ok(Self { bytes: arguments.value("bytes", Self::default().bytes)? })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push_unless(&Self::default().bytes, "bytes", &self.bytes);
+    fn options(&mut self, options: &mut Options) {
+        options.value("bytes", &mut self.bytes, Self::default().bytes);
     }
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -66,19 +61,6 @@ enum Slot {
     Node(NodeId),
     /// Collectives that become one.
     Bucket(Vec<NodeId>),
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (phase, slots) in &self.phases {
-            for slot in slots {
-                if let Slot::Bucket(members) = slot {
-                    writeln!(f, "{phase:?}: {} collectives", members.len())?;
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Sorts collectives into buckets of at most `bytes` bytes.

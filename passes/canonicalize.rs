@@ -16,7 +16,7 @@ mod term;
 #[cfg(test)]
 mod tests;
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::reports::NearMiss;
 use crate::rewriting::egraph::{Limits, Problem, Rule, saturate};
@@ -66,19 +66,13 @@ impl Transform for Canonicalize {
     const NAME: &'static str = "canonicalize";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let without = arguments.take_all("without");
-        match without.iter().find(|name| rules().all(|rule| rule != name.as_str())) {
-            Some(name) => Err(format!(
-                "there is no rule `{name}`; there are {}",
-                rules().collect::<Vec<_>>().join(", ")
-            )),
-            None => Ok(Self { without }),
-        }
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        self.without.iter().for_each(|rule| arguments.push("without", rule));
+    fn options(&mut self, options: &mut Options) {
+        options.list("without", &mut self.without);
+        let unknown = self.without.iter().find(|name| rules().all(|rule| rule != name.as_str()));
+        options.check(|| {
+            let names = || rules().collect::<Vec<_>>().join(", ");
+            unknown.map(|name| format!("there is no rule `{name}`; there are {}", names()))
+        });
     }
 
     /// Rewrites the forward graph. If a limit is reached, the graph stays as it was and the user gets a warning.

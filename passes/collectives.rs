@@ -18,7 +18,7 @@ mod split;
 
 pub use decision::Decision;
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::egraph::{Limits, Problem, saturate};
 use decision::Search;
@@ -87,28 +87,15 @@ impl Transform for Collectives {
     const NAME: &'static str = "collectives";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+    fn options(&mut self, options: &mut Options) {
         let default = Self::default();
-        Ok(Self {
-            link: arguments.value("link", default.link)?,
-            latency: arguments.value("latency", default.latency)?,
-            memory: arguments.value("memory", default.memory)?,
-            flops: arguments.value("flops", default.flops)?,
-            kept: arguments.value("kept", default.kept)?,
-            bucket: arguments.value("bucket", default.bucket)?,
-            any: arguments.flag("any"),
-        })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        let default = Self::default();
-        arguments.push_flag("any", self.any);
-        arguments.push_unless(&default.link, "link", &self.link);
-        arguments.push_unless(&default.latency, "latency", &self.latency);
-        arguments.push_unless(&default.memory, "memory", &self.memory);
-        arguments.push_unless(&default.flops, "flops", &self.flops);
-        arguments.push_unless(&default.kept, "kept", &self.kept);
-        arguments.push_unless(&default.bucket, "bucket", &self.bucket);
+        options.flag("any", &mut self.any);
+        options.value("link", &mut self.link, default.link);
+        options.value("latency", &mut self.latency, default.latency);
+        options.value("memory", &mut self.memory, default.memory);
+        options.value("flops", &mut self.flops, default.flops);
+        options.value("kept", &mut self.kept, default.kept);
+        options.value("bucket", &mut self.bucket, default.bucket);
     }
 
     /// Rewrites a placed program. If a limit is reached, the program stays as it was and the user gets a warning.

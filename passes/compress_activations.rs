@@ -14,7 +14,7 @@ mod pools;
 #[cfg(test)]
 mod tests;
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::reports::CompressedActivationsReport;
 use crate::rewriting::dead::remove_dead;
@@ -23,7 +23,6 @@ use ir::{Builder, Changed, DType, Diagnostic, Level, Module, Node, NodeId, Op, T
 use masks::{Bits, Test};
 use narrow::Narrow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// The pass `compress_activations`. `compress_activations(masks, indices, dtype=bf16, least=1024)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,23 +52,15 @@ impl Transform for CompressActivations {
     const NAME: &'static str = "compress_activations";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let default = Self::default();
-        let [masks, indices] = ["masks", "indices"].map(|form| arguments.flag(form));
-        let dtype = match arguments.take("dtype").as_deref() {
-            None => None,
-            Some("bf16") => Some(DType::BF16),
-            Some("f16") => Some(DType::F16),
-            Some(other) => return Err(format!("`{other}` is not a value of `dtype`, which is bf16 or f16")),
-        };
-        Ok(Self { masks, indices, dtype, least: arguments.value("least", default.least)? })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push_flag("masks", self.masks);
-        arguments.push_flag("indices", self.indices);
-        self.dtype.iter().for_each(|dtype| arguments.push("dtype", dtype));
-        arguments.push_unless(&Self::default().least, "least", &self.least);
+    fn options(&mut self, options: &mut Options) {
+        options.flag("masks", &mut self.masks);
+        options.flag("indices", &mut self.indices);
+        options.optional("dtype", &mut self.dtype, |text| match text {
+            "bf16" => Ok(DType::BF16),
+            "f16" => Ok(DType::F16),
+            other => Err(format!("`{other}` is not a value of `dtype`, which is bf16 or f16")),
+        });
+        options.value("least", &mut self.least, Self::default().least);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -140,19 +131,6 @@ impl Decision {
     /// Returns the number of tests that read another activation, which is kept anyway.
     fn outputs(&self) -> usize {
         self.tests.iter().filter(|test| test.output.is_some()).count()
-    }
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tests = self.tests.iter().map(|test| match test.output {
-            Some(output) => format!("{} reads {output}", test.node),
-            None => format!("the comparison of {} in bits", test.node),
-        });
-        let masks = self.masks.iter().map(|mask| format!("{mask} in bits"));
-        let searches =
-            self.searches.iter().map(|node| format!("{node} reads places of the largest elements"));
-        f.write_str(&searches.chain(tests).chain(masks).collect::<Vec<_>>().join("\n"))
     }
 }
 

@@ -12,7 +12,7 @@
 mod powersgd;
 mod sixteen;
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Options};
 use crate::optimizer::Factored;
 use crate::pass::{PassContext, Transform};
 use crate::reports::CompressedGradientsReport;
@@ -26,7 +26,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// The pass.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CompressGradients {
     /// The method.
     pub method: Method,
@@ -35,7 +35,7 @@ pub struct CompressGradients {
 }
 
 /// The form in which gradients are reduced.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Method {
     /// Two factors for each matrix (Vogels et al., NeurIPS 2019, algorithm 1); vectors stay as they are. A tensor with more dims is a
     /// matrix whose rows are its first dim of more than one element.
@@ -47,6 +47,7 @@ pub enum Method {
         min_rate: f64,
     },
     /// Every tensor in 16 bits.
+    #[default]
     Bf16,
 }
 
@@ -123,21 +124,24 @@ impl fmt::Display for Method {
     }
 }
 
+impl CompressGradients {
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        match arguments.value("ranks", 0)? {
+            0 => Err("give the number of data ranks: ranks=2".into()),
+            ranks => Ok(Self { method: Method::parse(arguments)?, ranks }),
+        }
+    }
+}
+
 impl Transform for CompressGradients {
     const NAME: &'static str = "compress_gradients";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let ranks = arguments.value("ranks", 0)?;
-        match ranks {
-            0 => Err("give the number of data ranks: ranks=2".into()),
-            _ => Ok(Self { method: Method::parse(arguments)?, ranks }),
-        }
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        self.method.print(arguments);
-        arguments.push("ranks", self.ranks);
+    fn options(&mut self, options: &mut Options) {
+        options.custom(self, Self::parse, |pass, arguments| {
+            pass.method.print(arguments);
+            arguments.push("ranks", pass.ranks);
+        });
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -191,16 +195,6 @@ impl Decision {
             before: sum(|gradient| gradient.bytes),
             after: sum(|gradient| gradient.reduced),
         }
-    }
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |compressed: &Compressed| {
-            let Compressed { parameter, bytes, reduced, .. } = compressed;
-            format!("{parameter}: {reduced} bytes in place of {bytes}")
-        };
-        f.write_str(&self.gradients.iter().map(line).collect::<Vec<_>>().join("\n"))
     }
 }
 
@@ -345,10 +339,10 @@ impl States<'_, '_> {
         let mut addends = self.b.cast(addends, FULL)?;
         for factor in factors {
             let factor = self.b.cast(factor, FULL)?;
-            addends = self.b.mul(addends, factor)?;
+            addends = self.b.build(addends * factor)?;
         }
         let (state, errors) = self.add("error", ty, Initializer::Zeros);
-        Ok((self.b.add(addends, errors)?, state))
+        Ok((self.b.build(addends + errors)?, state))
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! Invariants: the update's own nodes stay as they are; with no delay, nothing changes.
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Options};
 use crate::pass::{PassContext, Transform};
 use ir::ops::transfer::Transfer;
 use ir::{
@@ -17,7 +17,6 @@ use ir::{
     StateId, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// The pass. `delay`, or for a program without stages `delay(state=fc.weight:2)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,21 +29,22 @@ impl Transform for Delay {
     const NAME: &'static str = "delay";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let state = |text: &String| {
-            let (name, delay) = text.rsplit_once(':')?;
-            Some((name.to_owned(), delay.parse().ok()?))
+    fn options(&mut self, options: &mut Options) {
+        let read = |arguments: &mut Arguments| {
+            let state = |text: &String| {
+                let (name, delay) = text.rsplit_once(':')?;
+                Some((name.to_owned(), delay.parse().ok()?))
+            };
+            let delayed = |text: &String| {
+                state(text)
+                    .ok_or_else(|| format!("`{text}` is not of the form STATE:UPDATES, such as fc.weight:2"))
+            };
+            arguments.take_all("state").iter().map(delayed).collect()
         };
-        let delayed = |text: &String| {
-            state(text)
-                .ok_or_else(|| format!("`{text}` is not of the form STATE:UPDATES, such as fc.weight:2"))
-        };
-        Ok(Self { states: arguments.take_all("state").iter().map(delayed).collect::<Result<_, _>>()? })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        let text = |(name, delay): &(String, u32)| format!("{name}:{delay}");
-        self.states.iter().for_each(|state| arguments.push("state", text(state)));
+        options.custom(&mut self.states, read, |states, arguments| {
+            let text = |(name, delay): &(String, u32)| format!("{name}:{delay}");
+            states.iter().for_each(|state| arguments.push("state", text(state)));
+        });
     }
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -62,12 +62,6 @@ pub fn version_name(state: &str, age: u32) -> String {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     delays: BTreeMap<StateId, u32>,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.delays.iter().try_for_each(|(id, delay)| writeln!(f, "{id} by {delay} updates"))
-    }
 }
 
 /// Finds the delays of a program with its update.

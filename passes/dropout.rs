@@ -11,20 +11,18 @@
 
 pub mod mask;
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::bind::{Carry, find_samples};
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::ops::constant::Iota;
 use ir::ops::dropout::Dropout as Operator;
-use ir::ops::elementwise::Binary;
 use ir::ops::random::RandomUniform;
 use ir::{
     At, Builder, Changed, DType, Diagnostic, Dim, Initializer, Level, Module, NodeId, Op, Phase, Role,
     StateId, Type, TypeError, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// The pass.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -43,17 +41,12 @@ impl Transform for Dropout {
     const NAME: &'static str = "dropout";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let ratio = arguments.take("ratio").map(|text| match text.parse() {
+    fn options(&mut self, options: &mut Options) {
+        options.value("seed", &mut self.seed, 0);
+        options.optional("ratio", &mut self.ratio, |text| match text.parse() {
             Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(ratio),
             _ => Err(format!("`{text}` is not a dropout ratio from 0 to 1")),
         });
-        Ok(Self { seed: arguments.value("seed", 0)?, ratio: ratio.transpose()? })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push_unless(&0, "seed", &self.seed);
-        self.ratio.iter().for_each(|ratio| arguments.push("ratio", ratio));
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -160,21 +153,6 @@ impl Draw {
             Self::Dropout(op) => op.clone().into(),
             Self::Uniform(op) => op.clone().into(),
         }
-    }
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} removed", self.removed.len())?;
-        for (node, draw, sampled) in &self.numbered {
-            let (name, dim) = match draw {
-                Draw::Dropout(op) => (format!("dropout of {}", op.ratio.get()), op.dim),
-                Draw::Uniform(op) => ("random numbers".to_string(), op.dim),
-            };
-            let samples = if *sampled { format!("samples in dim {dim}") } else { "no samples".into() };
-            write!(f, "\n{node}: {name}, {samples}")?;
-        }
-        Ok(())
     }
 }
 
@@ -303,9 +281,7 @@ impl Numbers {
         let id = b.tables().add_state(SAMPLES, count, Role::Counter, Initializer::Zeros);
         let before = b.module().states[id].input;
         b.origin("dropout").at(At::Start(Phase::Prepare));
-        let last = b.scalar(DType::I64, -1.0)?;
-        let of_the_step = b.one(Binary::Sub, &[last, before])?;
-        let of_the_step = b.reshape(of_the_step, [Dim::known(1)])?;
+        let of_the_step = b.reshape(-1.0 - before, [Dim::known(1)])?;
         b.at(At::Start(Phase::Forward));
         Ok(Self { of_samples: count_samples(b, id, decision.batch)?, of_the_step })
     }
@@ -315,9 +291,8 @@ impl Numbers {
 fn count_samples(b: &mut Builder, counter: StateId, batch: u64) -> Result<ValueId, TypeError> {
     let before = b.module().states[counter].input;
     let index = b.one_typed(Iota { dim: 0 }, &[], Type::of(DType::I64, &[batch]))?;
-    let of_samples = b.add(before, index)?;
-    let batch = b.scalar(DType::I64, batch as f64)?;
-    let after = b.add(before, batch)?;
+    let of_samples = b.build(before + index)?;
+    let after = b.build(before + batch as f64)?;
     b.tables().states[counter].output = Some(after);
     Ok(of_samples)
 }

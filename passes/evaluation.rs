@@ -3,7 +3,6 @@
 //! Invariants: no state changes, the newest weights are read, nothing is drawn at random, no label is smoothed, and batch norms use
 //! their running statistics.
 
-use crate::arguments::Arguments;
 use crate::dropout;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
@@ -21,12 +20,6 @@ pub struct Evaluation;
 impl Transform for Evaluation {
     const NAME: &'static str = "evaluation";
     const NEEDED: bool = true;
-
-    fn parse(_: &mut Arguments) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn print(&self, _: &mut Arguments) {}
 
     /// Errors: the program has no loss.
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -6,7 +6,6 @@
 
 use crate::analysis::constants::{Constants, Constness, Literals, all_equal};
 use crate::analysis::numbers::meant_in;
-use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::local;
@@ -15,7 +14,6 @@ use ir::{
     At, Builder, Changed, Definition, Diagnostic, Module, Movement, NodeId, Op, Tensor, TypeError, ValueId,
 };
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
 
 /// The pass; it has no options.
@@ -25,12 +23,6 @@ pub struct Fold;
 impl Transform for Fold {
     const NAME: &'static str = "fold";
     const NEEDED: bool = true;
-
-    fn parse(_: &mut Arguments) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn print(&self, _: &mut Arguments) {}
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
         let sharpened = sharpen(module)?;
@@ -66,13 +58,6 @@ pub(crate) fn sharpen(module: &mut Module) -> Result<Changed, TypeError> {
 pub struct Decision {
     /// The constants, in program order. Values of the same computation share one tensor.
     pub folded: Vec<(ValueId, Arc<Tensor>)>,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |(value, tensor): &(ValueId, Arc<Tensor>)| format!("{value} = {}", tensor.ty());
-        f.write_str(&self.folded.iter().map(line).collect::<Vec<_>>().join("\n"))
-    }
 }
 
 /// Finds the constants that other nodes read, and computes them.

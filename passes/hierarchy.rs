@@ -7,7 +7,7 @@
 //!
 //! Invariants: operands and results keep their types; every node stays in its phase, after the producers of its operands.
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use ir::machine::{Cluster, Device, Link, Node as ClusterNode, Preset};
 use ir::ops::collective::{Change, Collective};
@@ -74,26 +74,14 @@ impl Transform for Hierarchy {
     const NAME: &'static str = "hierarchy";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+    fn options(&mut self, options: &mut Options) {
         let default = Self::default();
-        Ok(Self {
-            devices: arguments.value("devices", default.devices)?,
-            link: arguments.value("link", default.link)?,
-            latency: arguments.value("latency", default.latency)?,
-            network: arguments.value("network", default.network)?,
-            network_latency: arguments.value("network_latency", default.network_latency)?,
-            launch: arguments.value("launch", default.launch)?,
-        })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        let default = Self::default();
-        arguments.push_unless(&default.devices, "devices", &self.devices);
-        arguments.push_unless(&default.link, "link", &self.link);
-        arguments.push_unless(&default.latency, "latency", &self.latency);
-        arguments.push_unless(&default.network, "network", &self.network);
-        arguments.push_unless(&default.network_latency, "network_latency", &self.network_latency);
-        arguments.push_unless(&default.launch, "launch", &self.launch);
+        options.value("devices", &mut self.devices, default.devices);
+        options.value("link", &mut self.link, default.link);
+        options.value("latency", &mut self.latency, default.latency);
+        options.value("network", &mut self.network, default.network);
+        options.value("network_latency", &mut self.network_latency, default.network_latency);
+        options.value("launch", &mut self.launch, default.launch);
     }
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -4,7 +4,7 @@
 //! by the rule. Invariant: only initializers of states that are tensors of the file change, and they still name those tensors, so that
 //! an export can write them back.
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Options};
 use crate::pass::{PassContext, Transform};
 use ir::ops::elementwise::Binary;
 use ir::{
@@ -15,16 +15,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// The pass.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Initialize {
     /// The rule.
     pub rule: Rule,
 }
 
 /// The rule by which new weights are drawn. Under every rule, norm scales start at one and biases at zero.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Rule {
     /// Normal with deviation 0.02, residual projections scaled by 1/√(2 layers) (GPT-2, section 2.3).
+    #[default]
     Gpt2,
     /// Normal with deviation √(2 / fan in) (He et al. 2015, equation 10).
     Kaiming,
@@ -35,27 +36,33 @@ pub enum Rule {
     },
 }
 
+impl Rule {
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        if let Some(std) = arguments.take("normal") {
+            return match std.parse() {
+                Ok(std) if std > 0.0 && f64::is_finite(std) => Ok(Self::Normal { std }),
+                _ => Err(format!("`{std}` is not a standard deviation; give a number above 0")),
+            };
+        }
+        let rule = arguments.word(&[(Self::Gpt2, "gpt2"), (Self::Kaiming, "kaiming")]);
+        Ok(rule.ok_or("give a rule: gpt2, kaiming or normal=X")?)
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        match self {
+            Self::Gpt2 => arguments.push("", "gpt2"),
+            Self::Kaiming => arguments.push("", "kaiming"),
+            Self::Normal { std } => arguments.push("normal", std),
+        }
+    }
+}
+
 impl Transform for Initialize {
     const NAME: &'static str = "initialize";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        if let Some(std) = arguments.take("normal") {
-            return match std.parse() {
-                Ok(std) if std > 0.0 && f64::is_finite(std) => Ok(Self { rule: Rule::Normal { std } }),
-                _ => Err(format!("`{std}` is not a standard deviation; give a number above 0")),
-            };
-        }
-        let rule = arguments.word(&[(Rule::Gpt2, "gpt2"), (Rule::Kaiming, "kaiming")]);
-        Ok(Self { rule: rule.ok_or("give a rule: gpt2, kaiming or normal=X")? })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        match self.rule {
-            Rule::Gpt2 => arguments.push("", "gpt2"),
-            Rule::Kaiming => arguments.push("", "kaiming"),
-            Rule::Normal { std } => arguments.push("normal", std),
-        }
+    fn options(&mut self, options: &mut Options) {
+        options.custom(&mut self.rule, Rule::parse, Rule::print);
     }
 
     /// Errors: the program is no forward program any more.

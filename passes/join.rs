@@ -16,7 +16,6 @@ mod sums;
 #[cfg(test)]
 mod tests;
 
-use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use cranelift_entity::{EntitySet, SecondaryMap};
@@ -34,12 +33,6 @@ pub struct Join;
 impl Transform for Join {
     const NAME: &'static str = "join";
     const NEEDED: bool = false;
-
-    fn parse(_: &mut Arguments) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn print(&self, _: &mut Arguments) {}
 
     /// Errors: no target is given.
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -2,7 +2,7 @@
 //!
 //! Invariants: inputs and states stay as they are; outputs and nodes keep their order.
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::{Changed, Diagnostic, Module};
@@ -18,12 +18,8 @@ impl Transform for Keep {
     const NAME: &'static str = "keep";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        Ok(Self { outputs: arguments.take_all("") })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        self.outputs.iter().for_each(|output| arguments.push("", output));
+    fn options(&mut self, options: &mut Options) {
+        options.list("", &mut self.outputs);
     }
 
     /// Errors: a name of no output.

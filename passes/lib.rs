@@ -47,7 +47,7 @@ pub mod spmd;
 pub mod stage;
 pub mod update;
 
-pub use arguments::Arguments;
+pub use arguments::{Arguments, Options};
 pub use manager::{Failure, Manager, Timing};
 pub use pass::{PassContext, Transform};
 pub use pipeline::Pipeline;

@@ -18,7 +18,7 @@ pub use own::OwnLoss;
 pub use prediction::Prediction;
 pub use terms::{Addend, Class, Divisor, Factor, Objective, Weight};
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::bind::SUMS_OVER_BATCH;
 use crate::moe::Moe;
 use crate::pass::{PassContext, Transform};
@@ -58,26 +58,11 @@ impl Transform for Loss {
     const NAME: &'static str = NAME;
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let ignore =
-            arguments.take("ignore").map(|text| text.parse().map_err(|_| format!("`{text}` is not a label")));
-        let words = LossKind::words();
-        let word = words.into_iter().find(|(_, word)| arguments.flag(word)).map(|(kind, _)| kind);
-        let output = arguments.take("output").map(LossKind::Output);
-        Ok(Self {
-            kind: output.or(word).unwrap_or_default(),
-            ignore_index: ignore.transpose()?,
-            label_smoothing: arguments.value("smoothing", 0.0)?,
-        })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        match &self.kind {
-            LossKind::Output(name) => arguments.push("output", name),
-            kind => arguments.push_flag(&kind.to_string(), *kind != LossKind::default()),
-        }
-        self.ignore_index.iter().for_each(|ignore| arguments.push("ignore", ignore));
-        arguments.push_unless(&0.0, "smoothing", &self.label_smoothing);
+    fn options(&mut self, options: &mut Options) {
+        options.custom(&mut self.kind, LossKind::parse, LossKind::print);
+        let label = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a label"));
+        options.optional("ignore", &mut self.ignore_index, label);
+        options.value("smoothing", &mut self.label_smoothing, 0.0);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

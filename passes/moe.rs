@@ -20,7 +20,7 @@ mod slots;
 
 pub use find::{Block, FeedForward, PATTERN, blocks};
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::reports::{ParameterReport, RowRole, StateView};
 use crate::rewriting::dead::remove_dead;
@@ -28,7 +28,7 @@ use ir::{Builder, Changed, Diagnostic, Level, Module, Op, Role, View};
 use std::collections::BTreeSet;
 
 /// The pass.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Moe {
     /// The number of experts in a block.
     pub experts: u64,
@@ -225,12 +225,8 @@ impl Transform for Moe {
     const NAME: &'static str = "moe";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        options::parse(arguments)
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        options::print(self, arguments);
+    fn options(&mut self, options: &mut Options) {
+        options.custom(self, options::parse, options::print);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -13,7 +13,7 @@ mod copies;
 mod embeddings;
 mod states;
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use embeddings::Embeddings;
@@ -23,7 +23,6 @@ use ir::{
     ValueId,
 };
 use std::collections::BTreeSet;
-use std::fmt;
 
 /// The pass `offload`. `offload(optimizer, activations, keep=1048576, stay=65536, host=4194304)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,23 +97,18 @@ impl Transform for Offload {
     const NAME: &'static str = "offload";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let given = Classes::ALL.into_iter().filter(|(_, name)| arguments.flag(name));
-        let classes = given.fold(Classes::NONE, |classes, (class, _)| classes.with(class));
-        let host = arguments.take("host").map(|text| text.parse());
-        let host = host.transpose().map_err(|_| "host is not a number of bytes".to_string())?;
-        let default = Self::default();
-        let [keep, stay, least] = [("keep", default.keep), ("stay", default.stay), ("least", default.least)]
-            .map(|(name, default)| arguments.value(name, default));
-        Ok(Self { classes, keep: keep?, stay: stay?, least: least?, host })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        self.classes.names().for_each(|name| arguments.push_flag(name, true));
-        arguments.push_unless(&0, "keep", &self.keep);
-        arguments.push_unless(&0, "stay", &self.stay);
-        arguments.push_unless(&Self::default().least, "least", &self.least);
-        self.host.iter().for_each(|host| arguments.push("host", host));
+    fn options(&mut self, options: &mut Options) {
+        let Classes { optimizer, parameters, gradients, activations, embeddings } = &mut self.classes;
+        options.flag("optimizer", optimizer);
+        options.flag("parameters", parameters);
+        options.flag("gradients", gradients);
+        options.flag("activations", activations);
+        options.flag("embeddings", embeddings);
+        options.value("keep", &mut self.keep, 0);
+        options.value("stay", &mut self.stay, 0);
+        options.value("least", &mut self.least, Self::default().least);
+        let bytes = |text: &str| text.parse().map_err(|_| "host is not a number of bytes".to_string());
+        options.optional("host", &mut self.host, bytes);
     }
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -138,17 +132,6 @@ pub struct Decision {
     pub activations: Vec<ValueId>,
     /// The look-ups in embeddings and their gradients, which compute on the host.
     pub embeddings: Vec<NodeId>,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let states = self.states.iter().map(|(state, tier)| format!("{state} to the {}", tier.name()));
-        let gradients = self.gradients.iter().map(|node| format!("the sum {node} to the host"));
-        let activations = self.activations.iter().map(|value| format!("{value} to the host"));
-        let embeddings = self.embeddings.iter().map(|node| format!("{node} on the host"));
-        let all = states.chain(gradients).chain(activations).chain(embeddings);
-        f.write_str(&all.collect::<Vec<_>>().join("\n"))
-    }
 }
 
 /// Chooses the values that leave the device.

@@ -19,7 +19,7 @@ pub use algorithm::{Algorithm, Choice, Hyperparameter, Moments, Range, Word};
 pub use group::{Group, settings};
 pub(crate) use scale::{Casts, Factored, Products};
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::settle::settle;
@@ -33,7 +33,6 @@ use ir::{
 };
 use schedule::Schedule;
 use std::collections::BTreeMap;
-use std::fmt;
 use update::{Scalars, build_update};
 
 /// The pass.
@@ -94,35 +93,19 @@ impl Transform for Optimizer {
     const NAME: &'static str = "optimizer";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let default = Self::default();
-        let clip =
-            arguments.take("clip").map(|text| text.parse().map_err(|_| format!("`{text}` is not a norm")));
-        let groups =
-            arguments.take_all("group").iter().map(|text| text.parse::<Group>()).collect::<Result<_, _>>()?;
-        Ok(Self {
-            algorithm: Algorithm::parse(arguments)?,
-            lr: arguments.value("lr", default.lr)?,
-            schedule: Schedule::parse(arguments)?,
-            weight_decay: arguments.value("weight-decay", default.weight_decay)?,
-            decay: if arguments.flag("decay-all") { Decay::All } else { Decay::Matrices },
-            groups,
-            clip: clip.transpose()?,
-            keep_gradients: arguments.flag("keep-gradients"),
-            reads_gradients: arguments.flag("reads-gradients"),
-        })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        self.algorithm.print(arguments);
-        arguments.push("lr", self.lr);
-        self.schedule.print(arguments);
-        arguments.push_unless(&0.0, "weight-decay", &self.weight_decay);
-        arguments.push_flag("decay-all", self.decay == Decay::All);
-        self.groups.iter().for_each(|group| arguments.push("group", group));
-        self.clip.iter().for_each(|clip| arguments.push("clip", clip));
-        arguments.push_flag("keep-gradients", self.keep_gradients);
-        arguments.push_flag("reads-gradients", self.reads_gradients);
+    fn options(&mut self, options: &mut Options) {
+        options.custom(&mut self.algorithm, Algorithm::parse, Algorithm::print);
+        options.written("lr", &mut self.lr);
+        self.schedule.options(options);
+        options.value("weight-decay", &mut self.weight_decay, 0.0);
+        let mut decays_all = self.decay == Decay::All;
+        options.flag("decay-all", &mut decays_all);
+        self.decay = if decays_all { Decay::All } else { Decay::Matrices };
+        options.list("group", &mut self.groups);
+        let norm = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a norm"));
+        options.optional("clip", &mut self.clip, norm);
+        options.flag("keep-gradients", &mut self.keep_gradients);
+        options.flag("reads-gradients", &mut self.reads_gradients);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -164,20 +147,6 @@ pub struct Update {
     pub weight_decay: f64,
     /// The factor of the learning rate.
     pub lr_factor: f64,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line = |update: &Update| {
-            let rate = if update.lr_factor == 1.0 {
-                String::new()
-            } else {
-                format!(", rate x {}", update.lr_factor)
-            };
-            format!("{} by {}, decay {}{rate}", update.state, update.gradient, update.weight_decay)
-        };
-        f.write_str(&self.updates.iter().map(line).collect::<Vec<_>>().join("\n"))
-    }
 }
 
 /// Pairs parameters with their gradients, decays and factors of the rate.
@@ -268,7 +237,7 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
         let lr = match rates.get(&update.lr_factor.to_bits()) {
             Some(&rate) => rate,
             None => {
-                let rate = b.scale(lr, update.lr_factor)?;
+                let rate = b.build(lr * update.lr_factor)?;
                 rates.insert(update.lr_factor.to_bits(), rate);
                 rate
             }
@@ -331,8 +300,7 @@ struct Step {
 fn build_step(b: &mut Builder) -> Result<Step, TypeError> {
     let id = b.tables().add_state("step", Type::scalar(DType::I64), Role::Counter, Initializer::Zeros);
     let counter = b.module().states[id].input;
-    let one = b.scalar(DType::I64, 1.0)?;
-    let next = b.add(counter, one)?;
+    let next = b.build(counter + 1.0)?;
     b.tables().states[id].output = Some(next);
     Ok(Step { before: b.cast(counter, DType::F64)?, after: b.cast(next, DType::F64)? })
 }
@@ -353,23 +321,20 @@ pub(crate) fn build_norm(b: &mut Builder, gradients: &[Factored]) -> Result<Valu
                 Some(&square) => square,
                 None => {
                     let wide = b.cast(factor, DType::F64)?;
-                    *squares_of.entry(factor).or_insert(b.mul(wide, wide)?)
+                    *squares_of.entry(factor).or_insert(b.build(wide * wide)?)
                 }
             };
-            squares = b.mul(squares, square)?;
+            squares = b.build(squares * square)?;
         }
-        total = b.add(total, squares)?;
+        total = b.build(total + squares)?;
     }
-    b.one(Unary::Sqrt, &[total])
+    b.build(Unary::Sqrt.of(total))
 }
 
 /// Builds `min(1, clip / (norm + 1e-6))`, as PyTorch's `clip_grad_norm_` does.
 fn build_clip_scale(b: &mut Builder, clip: f64, norm: ValueId) -> Result<ValueId, TypeError> {
     let (clip, one) = (b.scalar(DType::F64, clip)?, b.scalar(DType::F64, 1.0)?);
-    let small = b.scalar(DType::F64, 1e-6)?;
-    let divisor = b.add(norm, small)?;
-    let scale = b.one(Binary::Div, &[clip, divisor])?;
-    b.one(Binary::Min, &[scale, one])
+    b.build(Binary::Min.of(clip / (norm + 1e-6), one))
 }
 
 /// Selects the old value of every state that the update changes, if a step is skipped. The scaler's states change in any case, and
@@ -381,7 +346,7 @@ fn build_skip(b: &mut Builder, skipped: ValueId) -> Result<(), TypeError> {
         let Some(new) = output.filter(|&new| role != Role::Scaler && is_overwritten(b.module(), new)) else {
             continue;
         };
-        let new = b.one(Select, &[skipped, input, new])?;
+        let new = b.build(Select.of(skipped, input, new))?;
         b.tables().states[id].output = Some(new);
     }
     Ok(())

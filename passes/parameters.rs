@@ -20,7 +20,7 @@ pub use report::{ParameterSpec, specs};
 pub use ties::TiedRow;
 pub use views::TensorCut;
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Options};
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::local;
@@ -29,7 +29,6 @@ use ir::{
     ValueId,
 };
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// The pass.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -54,26 +53,29 @@ pub enum Set {
     Only(Vec<ParameterSpec>),
 }
 
+impl Set {
+    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let is_given = arguments.flag("given");
+        Ok(if is_given { Self::Only(report::parse_specs(arguments)?) } else { Self::Find })
+    }
+
+    fn print(&self, arguments: &mut Arguments) {
+        if let Self::Only(specs) = self {
+            arguments.push_flag("given", true);
+            report::print_specs(specs, arguments);
+        }
+    }
+}
+
 impl Transform for Parameters {
     const NAME: &'static str = "parameters";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let untied = arguments.flag("untied");
-        let (freeze, train_only) = (arguments.take_all("freeze"), arguments.take_all("train-only"));
-        let only = arguments.flag("given");
-        let specs = if only { report::parse_specs(arguments)? } else { vec![] };
-        Ok(Self { set: if only { Set::Only(specs) } else { Set::Find }, untied, freeze, train_only })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push_flag("untied", self.untied);
-        self.freeze.iter().for_each(|pattern| arguments.push("freeze", pattern));
-        self.train_only.iter().for_each(|pattern| arguments.push("train-only", pattern));
-        if let Set::Only(specs) = &self.set {
-            arguments.push_flag("given", true);
-            report::print_specs(specs, arguments);
-        }
+    fn options(&mut self, options: &mut Options) {
+        options.flag("untied", &mut self.untied);
+        options.list("freeze", &mut self.freeze);
+        options.list("train-only", &mut self.train_only);
+        options.custom(&mut self.set, Set::parse, Set::print);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -134,16 +136,6 @@ pub struct NewState {
     pub name: String,
     /// The part of the tensor, and the values that it replaces.
     pub cut: TensorCut,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for row in &self.rows {
-            let states: Vec<&str> = row.states.iter().map(|state| state.name.as_str()).collect();
-            writeln!(f, "{}: {} -> [{}]", row.data, row.finding, states.join(", "))?;
-        }
-        Ok(())
-    }
 }
 
 /// Whether a row can be a parameter: floats of the file. A scalar can be one only if its claim says that it may be trained.

@@ -1,23 +1,20 @@
 //! The trait of passes, and the context that passes share while they run.
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::reports::Reports;
 use ir::{Changed, Diagnostic, Kernels, Module};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A pass: its options, their text in a pipeline, and its effect.
-pub trait Transform: Sized {
+pub trait Transform: Clone + Default {
     /// The name of the pass in pipelines, in `by` of nodes, and in errors.
     const NAME: &'static str;
 
     /// Whether a program is wrong or incomplete if this pass is skipped.
     const NEEDED: bool;
 
-    /// Reads the options; missing ones have their defaults. Errors: the fault in an option.
-    fn parse(arguments: &mut Arguments) -> Result<Self, String>;
-
-    /// Writes the options so that [`Transform::parse`] reads them back.
-    fn print(&self, arguments: &mut Arguments);
+    /// Names each option, for reading and for writing. A pass without options names nothing.
+    fn options(&mut self, _: &mut Options) {}
 
     /// Changes the module. An error is the user's fault or a limit of the compiler, never a broken module.
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic>;

@@ -10,7 +10,7 @@ mod casts;
 pub mod decide;
 mod scaling;
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::settle::settle;
 use ir::{Changed, DType, Diagnostic, Level, Module};
@@ -78,36 +78,17 @@ impl Transform for Precision {
     const NAME: &'static str = "precision";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let default = Scaling::default();
-        Ok(Self {
-            compute: arguments.word(&COMPUTE).unwrap_or(DType::F32),
-            grad_dtype: arguments.value("grad-dtype", DType::F32)?,
-            scaling: Scaling {
-                initial: arguments.value("initial", default.initial)?,
-                growth: arguments.value("growth", default.growth)?,
-                interval: arguments.value("interval", default.interval)?,
-                backoff: arguments.value("backoff", default.backoff)?,
-                hysteresis: arguments.value("hysteresis", default.hysteresis)?,
-                min: arguments.value("min", default.min)?,
-                max: arguments.value("max", default.max)?,
-            },
-        })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        let (scaling, default) = (&self.scaling, Scaling::default());
-        for (compute, word) in COMPUTE {
-            arguments.push_flag(word, compute == self.compute);
-        }
-        arguments.push_unless(&DType::F32, "grad-dtype", &self.grad_dtype);
-        arguments.push_unless(&default.initial, "initial", &scaling.initial);
-        arguments.push_unless(&default.growth, "growth", &scaling.growth);
-        arguments.push_unless(&default.interval, "interval", &scaling.interval);
-        arguments.push_unless(&default.backoff, "backoff", &scaling.backoff);
-        arguments.push_unless(&default.hysteresis, "hysteresis", &scaling.hysteresis);
-        arguments.push_unless(&default.min, "min", &scaling.min);
-        arguments.push_unless(&default.max, "max", &scaling.max);
+    fn options(&mut self, options: &mut Options) {
+        options.word(&COMPUTE, &mut self.compute, None);
+        options.value("grad-dtype", &mut self.grad_dtype, DType::F32);
+        let (scaling, default) = (&mut self.scaling, Scaling::default());
+        options.value("initial", &mut scaling.initial, default.initial);
+        options.value("growth", &mut scaling.growth, default.growth);
+        options.value("interval", &mut scaling.interval, default.interval);
+        options.value("backoff", &mut scaling.backoff, default.backoff);
+        options.value("hysteresis", &mut scaling.hysteresis, default.hysteresis);
+        options.value("min", &mut scaling.min, default.min);
+        options.value("max", &mut scaling.max, default.max);
     }
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -18,7 +18,7 @@ mod rates;
 #[cfg(test)]
 mod tests;
 
-use crate::arguments::Arguments;
+use crate::arguments::{Options, value_of};
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 pub use choices::{Choices, Decision};
@@ -81,23 +81,12 @@ impl Transform for Recompute {
     const NAME: &'static str = "recompute";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+    fn options(&mut self, options: &mut Options) {
         let default = Self::default();
-        let first = arguments.value("first", u64::MAX)?;
-        Ok(Self {
-            price: arguments.value("price", default.price)?,
-            first: (first != u64::MAX).then_some(first),
-            then: arguments.value("then", default.then)?,
-            device: arguments.take("device").map(|text| text.parse()).transpose()?,
-        })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        let default = Self::default();
-        arguments.push_unless(&default.price, "price", &self.price);
-        arguments.push_unless(&u64::MAX, "first", &self.first.unwrap_or(u64::MAX));
-        arguments.push_unless(&default.then, "then", &self.then);
-        self.device.iter().for_each(|device| arguments.push("device", device));
+        options.value("price", &mut self.price, default.price);
+        options.optional("first", &mut self.first, |text| value_of("first", text));
+        options.value("then", &mut self.then, default.then);
+        options.optional("device", &mut self.device, str::parse);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

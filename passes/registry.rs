@@ -1,6 +1,6 @@
 //! The list of passes, one line each.
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Options};
 use crate::pass::{PassContext, Transform};
 use crate::{
     absorb, autodiff, bind, buckets, canonicalize, collectives, compress_activations, compress_gradients,
@@ -46,7 +46,9 @@ macro_rules! passes {
             /// Returns the pass with this name and these options. Options that it does not use stay in `arguments`.
             pub fn parse(name: &str, arguments: &mut Arguments) -> Result<Self, String> {
                 $(if name == <$options as Transform>::NAME {
-                    return Ok(Self::$variant(Transform::parse(arguments)?));
+                    let mut pass = <$options>::default();
+                    Options::read(arguments, |options| pass.options(options))?;
+                    return Ok(Self::$variant(pass));
                 })*
                 Err(format!("there is no such pass; the passes are {}", Self::NAMES.join(", ")))
             }
@@ -54,7 +56,9 @@ macro_rules! passes {
             fn arguments(&self) -> Arguments {
                 let mut arguments = Arguments::default();
                 match self {
-                    $(Self::$variant(options) => options.print(&mut arguments)),*
+                    $(Self::$variant(pass) => {
+                        Options::write(&mut arguments, |options| pass.clone().options(options));
+                    }),*
                 }
                 arguments
             }

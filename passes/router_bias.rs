@@ -5,10 +5,10 @@
 //! [`crate::moe`] a new value: `bias + rate · sign(mean load − load)`. Invariants: gradients and gates stay as they are; the pass runs
 //! after `autodiff`, which sums loads over the microbatches, and before `optimizer`, which keeps every state if a step is skipped.
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::settle::settle;
-use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::elementwise::Compare;
 use ir::{
     At, Builder, Changed, DType, Diagnostic, Level, Module, Phase, StateId, StepOutput, TypeError, ValueId,
 };
@@ -20,6 +20,12 @@ pub struct RouterBias {
     pub rate: f64,
 }
 
+impl Default for RouterBias {
+    fn default() -> Self {
+        Self { rate: 0.001 }
+    }
+}
+
 /// Returns the name of a router's buffer, which has a bias for each expert.
 pub fn name(router: &str) -> String {
     format!("{router}.bias")
@@ -29,16 +35,11 @@ impl Transform for RouterBias {
     const NAME: &'static str = "router_bias";
     const NEEDED: bool = true;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let rate = arguments.value("rate", 0.001)?;
-        match rate > 0.0 && f64::is_finite(rate) {
-            true => Ok(Self { rate }),
-            false => Err(format!("rate={rate} is not allowed; give a finite number above 0, such as 0.001")),
-        }
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push("rate", self.rate);
+    fn options(&mut self, options: &mut Options) {
+        options.written("rate", &mut self.rate);
+        let (rate, is_right) = (self.rate, self.rate > 0.0 && self.rate.is_finite());
+        let wrong = || format!("rate={rate} is not allowed; give a finite number above 0, such as 0.001");
+        options.check(|| (!is_right).then(wrong));
     }
 
     /// Errors: the program has no update; no router has a bias.
@@ -72,16 +73,11 @@ impl RouterBias {
         b.origin(state.name.as_str()).stage(state.stage).at(At::End(Phase::Update));
         // Whole numbers are compared: experts · load, and the sum of all loads.
         let experts = b.ty(load).numel().unwrap_or(1) as f64;
-        let own = b.scale(load, experts)?;
+        let own = b.build(load * experts)?;
         let all = b.sum(load, &[0])?;
-        let mut side = |less: ValueId, more: ValueId| {
-            let is_less = b.one(Compare::Less, &[less, more])?;
-            b.cast(is_less, DType::F32)
-        };
+        let mut side = |less: ValueId, more: ValueId| b.build(Compare::Less.of(less, more).cast(DType::F32));
         let (too_few, too_many) = (side(own, all)?, side(all, own)?);
-        let sign = b.one(Binary::Sub, &[too_few, too_many])?;
-        let change = b.scale(sign, self.rate)?;
-        let new = b.add(state.input, change)?;
+        let new = b.build(state.input + (too_few - too_many) * self.rate)?;
         b.tables().states[id].output = Some(new);
         Ok(())
     }

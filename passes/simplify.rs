@@ -5,7 +5,6 @@
 
 mod cse;
 
-use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use crate::rewriting::local;
@@ -20,12 +19,6 @@ pub struct Simplify;
 impl Transform for Simplify {
     const NAME: &'static str = "simplify";
     const NEEDED: bool = false;
-
-    fn parse(_: &mut Arguments) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn print(&self, _: &mut Arguments) {}
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
         let rewritten = local::run(module, Self::NAME)?;

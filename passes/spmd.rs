@@ -11,7 +11,6 @@ mod asked;
 mod choose;
 mod experts;
 mod mesh;
-mod options;
 mod pad;
 mod partition;
 mod propagation;
@@ -24,7 +23,7 @@ mod zero;
 pub use asked::Shard;
 pub use mesh::AxisSize;
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::factors::FactorKind;
@@ -48,12 +47,15 @@ impl Transform for Spmd {
     const NAME: &'static str = "spmd";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        options::parse(arguments)
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        options::print(self, arguments);
+    fn options(&mut self, options: &mut Options) {
+        options.joined("mesh", '*', &mut self.mesh, AxisSize::parse);
+        options.value("zero", &mut self.zero, 0);
+        let zero = self.zero;
+        options.check(|| {
+            (zero > 3).then(|| format!("there is no ZeRO stage {zero}; the stages are 0, 1, 2 and 3"))
+        });
+        options.flag("sequence-parallel", &mut self.sequence_parallel);
+        options.list("shard", &mut self.shard);
     }
 
     fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -14,21 +14,20 @@ pub mod schedule;
 mod tests;
 mod work;
 
-use crate::arguments::Arguments;
 use crate::arguments::pattern::matches;
+use crate::arguments::{Arguments, Options, value_of};
 use crate::pass::{PassContext, Transform};
 use crate::recompute::DeviceRates;
 use crate::reports::StageReport;
 use crate::rewriting::settle::settle;
 use ir::machine::{Device, Link};
 use ir::{
-    Builder, Changed, DType, Definition, Diagnostic, EVERY_STAGE, Level, Module, Movement, NodeId, Pipeline,
-    State, StateId, ValueId,
+    Builder, Changed, DType, Definition, Diagnostic, EVERY_STAGE, Level, Module, Movement, NodeId,
+    StageTable, State, StateId, ValueId,
 };
 pub use memory::{AS_ESTIMATED, StageMemory};
 use schedule::{Plan, ScheduleChoice};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::ops::Range;
 use work::Forward;
 
@@ -94,6 +93,13 @@ impl Stage {
     }
 }
 
+/// One rank, with a schedule that the pass chooses.
+impl Default for Stage {
+    fn default() -> Self {
+        Self::new(1, None)
+    }
+}
+
 /// The text of a schedule that the pass chooses.
 const AUTO: &str = "auto";
 
@@ -101,44 +107,26 @@ impl Transform for Stage {
     const NAME: &'static str = "stage";
     const NEEDED: bool = false;
 
-    fn parse(arguments: &mut Arguments) -> Result<Self, String> {
-        let schedule = arguments.take("schedule").ok_or("`schedule` is missing")?;
-        let schedule = if schedule == AUTO { None } else { Some(schedule.parse()?) };
-        let at = arguments.take("at").unwrap_or_default();
-        let place = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a value of `at`"));
-        let at = at.split('/').filter(|text| !text.is_empty()).map(place).collect::<Result<_, String>>()?;
-        Ok(Self {
-            ranks: arguments.value("ranks", 1)?,
-            schedule,
-            microbatches: arguments.value("microbatches", 1)?,
-            cuts: arguments.take_all("cut"),
-            at,
-            device: arguments.take("device").map(|text| text.parse()).transpose()?,
-            compute: arguments.value("compute", DType::F32)?,
-            recompute: match arguments.value("recompute", 0)? {
-                0 => None,
-                price => Some(price),
-            },
-            memory: StageMemory::parse(arguments)?,
-        })
-    }
-
-    fn print(&self, arguments: &mut Arguments) {
-        arguments.push("ranks", self.ranks);
-        match self.schedule {
+    fn options(&mut self, options: &mut Options) {
+        options.written("ranks", &mut self.ranks);
+        let read = |arguments: &mut Arguments| match arguments.take("schedule").as_deref() {
+            Some(AUTO) => Ok(None),
+            Some(name) => name.parse().map(Some),
+            None => Err("`schedule` is missing".into()),
+        };
+        options.custom(&mut self.schedule, read, |schedule, arguments| match schedule {
             Some(schedule) => arguments.push("schedule", schedule),
             None => arguments.push("schedule", AUTO),
-        }
-        arguments.push("microbatches", self.microbatches);
-        self.cuts.iter().for_each(|cut| arguments.push("cut", cut));
-        if !self.at.is_empty() {
-            let places: Vec<String> = self.at.iter().map(usize::to_string).collect();
-            arguments.push("at", places.join("/"));
-        }
-        self.device.iter().for_each(|device| arguments.push("device", device));
-        arguments.push_unless(&DType::F32, "compute", &self.compute);
-        self.recompute.iter().for_each(|price| arguments.push("recompute", price));
-        self.memory.iter().for_each(|memory| memory.print(arguments));
+        });
+        options.written("microbatches", &mut self.microbatches);
+        options.list("cut", &mut self.cuts);
+        options.joined("at", '/', &mut self.at, |text| value_of("at", text));
+        options.optional("device", &mut self.device, str::parse);
+        options.value("compute", &mut self.compute, DType::F32);
+        let mut recompute = self.recompute.unwrap_or(0);
+        options.value("recompute", &mut recompute, 0);
+        self.recompute = Some(recompute).filter(|&price| price > 0);
+        StageMemory::options(&mut self.memory, options);
     }
 
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
@@ -158,16 +146,6 @@ pub struct Decision {
     /// Nodes that depend only on weights.
     of_weights: BTreeSet<NodeId>,
     report: StageReport,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (stage, rank) in self.plan.placement.iter().enumerate() {
-            let count = self.nodes.values().filter(|&&own| own as usize == stage).count();
-            writeln!(f, "stage {stage} on pipeline rank {rank}: {count} nodes")?;
-        }
-        Ok(())
-    }
 }
 
 /// Divides the forward nodes into stages, and chooses the schedule if none is given.
@@ -254,7 +232,7 @@ fn fits(module: &Module, id: NodeId, pattern: &str) -> bool {
 pub fn apply(module: &mut Module, options: &Stage, decision: Decision) -> Result<Changed, Diagnostic> {
     let Decision { plan, schedule, nodes, of_weights, .. } = decision;
     let last = plan.placement.len() as u32 - 1;
-    module.pipeline = Some(Pipeline {
+    module.pipeline = Some(StageTable {
         schedule: schedule.to_string(),
         microbatches: options.microbatches,
         placement: plan.placement,

@@ -5,7 +5,6 @@
 //! Invariants: the update's own nodes stay as they are; parameters and the optimizer's states change as before, and no other
 //! state does. A program of level training reports its loss, so the output is there, with the value 0.
 
-use crate::arguments::Arguments;
 use crate::pass::{PassContext, Transform};
 use crate::rewriting::dead::remove_dead;
 use ir::ops::step::Accumulate;
@@ -19,12 +18,6 @@ pub struct Update;
 impl Transform for Update {
     const NAME: &'static str = "update";
     const NEEDED: bool = false;
-
-    fn parse(_: &mut Arguments) -> Result<Self, String> {
-        Ok(Self)
-    }
-
-    fn print(&self, _: &mut Arguments) {}
 
     /// Errors: the program is split over devices, or reports no gradients; the update reads more of a microbatch than its gradients.
     fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {

@@ -161,9 +161,12 @@ impl<'a> Scores<'a> {
 }
 
 impl Operator for Attention {
-    fn operands(&self) -> Operands {
+    /// A query reads the keys up to its own place.
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Query, OperandRole::Key, OperandRole::Value, OperandRole::Mask])
             .optional(OperandRole::Mask)
+            .facts(self.causal, PrecisionClass::Half)
+            .reading(&[(OperandRole::Mask, Reads::Any)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -221,15 +224,6 @@ impl Operator for Attention {
         let tensor = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![tensor(0, out), tensor(1, logsumexps)]
     }
-
-    /// A query reads the keys up to its own place.
-    fn depends_on_position(&self) -> bool {
-        self.causal
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half).reading(&[(OperandRole::Mask, Reads::Any)])
-    }
 }
 
 impl Attention {
@@ -242,35 +236,27 @@ impl Attention {
         let (q, k, v, bias) = (of(0)?, of(1)?, of(2)?, of(3)?);
         let (out, dout) = (b.cast(node.results[0], wide)?, b.cast(dout, wide)?);
         let product = against_keys(b, q, k)?;
-        let scaled = b.scale(product, self.scale.get())?;
-        let scores = b.add(scaled, bias)?;
+        let scores = b.build(product * self.scale.get() + bias)?;
         let [batch, heads, queries, keys] = [0, 1, 2, 3].map(|i| b.ty(scores).dims[i].clone());
         let rows = [batch, heads, queries.clone(), Dim::known(1)];
         let total = b.reshape(node.results[1], rows.clone())?;
-        let lowest = b.splat_like(total, f64::NEG_INFINITY)?;
-        let mut hidden = b.one(Compare::Equal, &[total, lowest])?;
+        let mut hidden = b.build(Compare::Equal.of(total, f64::NEG_INFINITY))?;
         if self.causal {
             let places = Type::new(DType::I64, [queries, keys]);
             let [query, key] = [0, 1].map(|dim| b.one_typed(Iota { dim }, &[], places.clone()));
-            let later = b.one(Compare::Greater, &[key?, query?])?;
-            hidden = b.one(Logical::Or, &[hidden, later])?;
+            hidden = b.build(Logical::Or.of(hidden, Compare::Greater.of(key?, query?)))?;
         }
-        let shifted = b.one(Binary::Sub, &[scores, total])?;
-        let exp = b.one(Unary::Exp, &[shifted])?;
+        let exp = b.build(Unary::Exp.of(scores - total))?;
         let zero = b.splat_like(exp, 0.0)?;
-        let exp = b.one(Select, &[hidden, zero, exp])?;
+        let exp = b.build(Select.of(hidden, zero, exp))?;
         // As in `AttentionGrad`; an empty row has no sum.
         let sum = b.sum(exp, &[3])?;
         let sum = b.reshape(sum, rows.clone())?;
-        let share = b.one(Binary::Div, &[exp, sum])?;
-        let probability = b.one(Select, &[hidden, zero, share])?;
+        let probability = b.build(Select.of(hidden, zero, exp / sum))?;
         let dprobability = against_keys(b, dout, v)?;
-        let products = b.mul(dout, out)?;
-        let dot = b.sum(products, &[3])?;
+        let dot = b.sum(dout * out, &[3])?;
         let dot = b.reshape(dot, rows)?;
-        let apart = b.one(Binary::Sub, &[dprobability, dot])?;
-        let dscore = b.mul(probability, apart)?;
-        let dmask = b.sum_to_like(dscore, mask)?;
+        let dmask = b.sum_to_like(probability * (dprobability - dot), mask)?;
         b.cast(dmask, b.ty(mask).dtype)
     }
 }
@@ -298,17 +284,14 @@ fn flops(causal: bool, signature: &Signature, over_q: u64, over_v: u64) -> Cost 
 }
 
 impl Operator for AttentionGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Query,
-            OperandRole::Key,
-            OperandRole::Value,
-            OperandRole::Mask,
-            OperandRole::Output,
-            OperandRole::LogSumExp,
-            OperandRole::Gradient,
-        ])
-        .optional(OperandRole::Mask)
+    /// A query reads the keys up to its own place.
+    /// The sums of exponentials are f32 in any case.
+    fn facts(&self) -> Facts {
+        use OperandRole::*;
+        Operands::new(&[Query, Key, Value, Mask, Output, LogSumExp, Gradient])
+            .optional(OperandRole::Mask)
+            .facts(self.causal, PrecisionClass::Half)
+            .reading(&[(OperandRole::Mask, Reads::Any), (OperandRole::LogSumExp, Reads::Full)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -324,9 +307,7 @@ impl Operator for AttentionGrad {
             ("logsumexp", logsumexp, &expected_logsumexp),
             ("d out", dout, &expected_out),
         ] {
-            if !ty.same_shape(expected) {
-                return Err(TypeError::new(format!("`{what}` is {ty}, not {expected}")));
-            }
+            ensure!(ty.same_shape(expected), "`{what}` is {ty}, not {expected}");
         }
         Ok(forward[..3].iter().map(|ty| Type::new(ty.dtype, ty.dims.clone())).collect())
     }
@@ -382,16 +363,5 @@ impl Operator for AttentionGrad {
         }
         let tensor = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![tensor(0, dq), tensor(1, dk), tensor(2, dv)]
-    }
-
-    /// A query reads the keys up to its own place.
-    fn depends_on_position(&self) -> bool {
-        self.causal
-    }
-
-    /// The sums of exponentials are f32 in any case.
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
-            .reading(&[(OperandRole::Mask, Reads::Any), (OperandRole::LogSumExp, Reads::Full)])
     }
 }

@@ -14,7 +14,6 @@
 //!
 //! All operands have the same float type.
 
-use super::elementwise::Binary;
 use super::loss::sum_dtype;
 use super::reduce::{Reduce, ReduceKind};
 use super::*;
@@ -96,8 +95,8 @@ fn rstd(variance: &[f64], eps: Float) -> Vec<f64> {
 }
 
 impl Operator for BatchStatistics {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -123,23 +122,19 @@ impl Operator for BatchStatistics {
         let count = count(&ty).ok_or(GradientError::Undefined("the dims of a batch must be bound"))?;
         let share = 1.0 / count as f64;
         let through_mean = match d[0] {
-            Some(dmean) => {
-                let dmean = b.scale(dmean, share)?;
-                Some(b.reshape(dmean, dims.clone())?)
-            }
+            Some(dmean) => Some(b.reshape(dmean * share, dims.clone())?),
             None => None,
         };
         let Some(dvariance) = d[1] else {
             return Ok(vec![through_mean.map(|dx| b.broadcast(dx, ty.dims)).transpose()?]);
         };
-        let dvariance = b.scale(dvariance, 2.0 * share)?;
+        let dvariance = b.build(dvariance * (2.0 * share))?;
         let [dvariance, mean] = [dvariance, node.results[0]].map(|value| b.reshape(value, dims.clone()));
-        let centred = b.one(Binary::Sub, &[x, mean?])?;
-        let through_variance = b.mul(centred, dvariance?)?;
-        Ok(vec![Some(match through_mean {
-            Some(through_mean) => b.add(through_variance, through_mean)?,
+        let through_variance = (x - mean?) * dvariance?;
+        Ok(vec![Some(b.build(match through_mean {
+            Some(through_mean) => through_variance + through_mean,
             None => through_variance,
-        })])
+        })?)])
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -158,14 +153,6 @@ impl Operator for BatchStatistics {
         vec![tensor(mean), tensor(variance), tensor(unbiased)]
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
-
     /// Computes the statistics from two sums: of the elements, and of the squares of their distances from the mean of all parts.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let ty = b.ty(node.operands[0]).clone();
@@ -176,15 +163,12 @@ impl Operator for BatchStatistics {
             let sum = Reduce { kind: ReduceKind::Sum, dims: others.clone(), keep: false };
             b.one(sum, &[value])
         };
-        let over = |b: &mut Builder, sum, count: u64| {
-            let count = b.splat_like(sum, count as f64)?;
-            b.one(Binary::Div, &[sum, count])
-        };
+        let over = |b: &mut Builder, sum: ValueId, count: u64| b.build(sum / count as f64);
         let total = sum(b, x)?;
         let mean = over(b, total, count)?;
         let wide = b.reshape(mean, broadcast_dims(&ty))?;
-        let centred = b.one(Binary::Sub, &[x, wide])?;
-        let squares = b.mul(centred, centred)?;
+        let centred = b.build(x - wide)?;
+        let squares = b.build(centred * centred)?;
         let squares = sum(b, squares)?;
         let (variance, unbiased) = (over(b, squares, count)?, over(b, squares, (count - 1).max(1))?);
         [mean, variance, unbiased].into_iter().map(|statistic| b.cast(statistic, ty.dtype)).collect()
@@ -192,14 +176,9 @@ impl Operator for BatchStatistics {
 }
 
 impl Operator for BatchNorm {
-    fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Data,
-            OperandRole::Mean,
-            OperandRole::Variance,
-            OperandRole::Scale,
-            OperandRole::Bias,
-        ])
+    fn facts(&self) -> Facts {
+        use OperandRole::*;
+        Operands::new(&[Data, Mean, Variance, Scale, Bias]).anywhere(PrecisionClass::Norm)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -233,34 +212,19 @@ impl Operator for BatchNorm {
         let y = x.iter().zip(channel_of(sizes)).map(y).collect();
         vec![Tensor::float(cx.results[0].dtype, sizes.clone(), y)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Norm)
-    }
 }
 
 impl Operator for BatchNormGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Data,
-            OperandRole::Mean,
-            OperandRole::Variance,
-            OperandRole::Scale,
-            OperandRole::Gradient,
-        ])
+    fn facts(&self) -> Facts {
+        use OperandRole::*;
+        Operands::new(&[Data, Mean, Variance, Scale, Gradient]).anywhere(PrecisionClass::NormGrad)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, mean, variance, scale, dy] = types.operands()?;
         let operands = [("mean", mean), ("variance", variance), ("scale", scale)];
         let statistic = for_each_channel(x, &operands)?;
-        if !dy.same_shape(&Type::new(x.dtype, x.dims.clone())) {
-            return Err(TypeError::new(format!("the gradient is {dy}, for {x}")));
-        }
+        ensure!(dy.same_shape(&Type::new(x.dtype, x.dims.clone())), "the gradient is {dy}, for {x}");
         let dx = Type::new(x.dtype, x.dims.clone());
         Ok(vec![dx, statistic.clone(), statistic.clone(), statistic.clone(), statistic])
     }
@@ -293,26 +257,18 @@ impl Operator for BatchNormGrad {
         let dx = Tensor::float(cx.results[0].dtype, sizes.clone(), dx);
         vec![dx, tensor(dmean), tensor(dvariance), tensor(dscale), tensor(dbias)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::NormGrad)
-    }
 }
 
 impl Operator for InTraining {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::State]).moving(Movement::Same)
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::State])
+            .moving(Movement::Same)
+            .anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [training, evaluation] = types.operands()?;
-        if !training.same_shape(evaluation) {
-            return Err(TypeError::new(format!("{training} and {evaluation} are not of one type")));
-        }
+        ensure!(training.same_shape(evaluation), "{training} and {evaluation} are not of one type");
         Ok(vec![Type::new(training.dtype, training.dims.clone())])
     }
 
@@ -333,13 +289,5 @@ impl Operator for InTraining {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone()]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }

@@ -155,8 +155,8 @@ impl Collective {
 }
 
 impl Operator for Collective {
-    fn operands(&self) -> Operands {
-        Operands::any(&[OperandRole::Data]).moving(Movement::Resharded)
+    fn facts(&self) -> Facts {
+        Operands::any(&[OperandRole::Data]).moving(Movement::Resharded).anywhere(PrecisionClass::Follow)
     }
 
     /// Returns the operands' types with the declared shardings, which the verifier checks at level `placed`.
@@ -197,13 +197,5 @@ impl Operator for Collective {
     /// Returns the operands unchanged, as on one device. Between ranks, [`crate::interp`] runs the collective.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         cx.operands.iter().map(|&operand| operand.clone()).collect()
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }

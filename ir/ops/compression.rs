@@ -17,8 +17,8 @@ pub struct Addends {
 }
 
 impl Operator for Addends {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Update)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -54,14 +54,6 @@ impl Operator for Addends {
         let mut elements = x.floats().to_vec();
         elements.resize(sizes.iter().product(), 0.0);
         vec![Tensor::float(cx.results[0].dtype, sizes, elements)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Update)
     }
 }
 
@@ -127,8 +119,8 @@ fn rest(basis: &[Vec<f64>], mut column: Vec<f64>) -> Option<Vec<f64>> {
 }
 
 impl Operator for Orthogonalize {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Update)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -163,14 +155,6 @@ impl Operator for Orthogonalize {
         let matrices = x.floats().chunks_exact((m * r).max(1));
         let elements = matrices.flat_map(|matrix| Self::basis(matrix, r)).collect();
         vec![Tensor::float(cx.results[0].dtype, sizes, elements)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Update)
     }
 }
 

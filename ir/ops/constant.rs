@@ -39,8 +39,8 @@ macro_rules! source {
         |$self:ident, $cx:ident| $interp:expr
     ) => {
         impl Operator for $name {
-            fn operands(&self) -> Operands {
-                Operands::new(&[])
+            fn facts(&self) -> Facts {
+                Operands::new(&[]).facts($depends, PrecisionClass::Source)
             }
 
             fn infer(&self, $types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -64,14 +64,6 @@ macro_rules! source {
 
             fn interp(&$self, $cx: &Interp) -> Vec<Tensor> {
                 vec![$interp]
-            }
-
-            fn depends_on_position(&self) -> bool {
-                $depends
-            }
-
-            fn precision(&self) -> Precision {
-                Precision::of(PrecisionClass::Source)
             }
         }
     };

@@ -80,21 +80,23 @@ impl Contract {
 }
 
 impl Operator for Contract {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    /// A dot product is a sum over many elements, which matrix units do not speed up.
+    fn facts(&self) -> Facts {
+        let is_dot = self.out.0.iter().all(|l| self.lhs.0.contains(l) && self.rhs.0.contains(l));
+        let class = if is_dot { PrecisionClass::Full } else { PrecisionClass::Half };
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs]).anywhere(class)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [lhs, rhs] = types.operands()?;
         self.check()?;
-        if lhs.dtype != rhs.dtype || !lhs.dtype.is_float() {
-            return Err(TypeError::new(format!("takes two floats of one type, not {lhs} and {rhs}")));
-        }
+        ensure!(
+            lhs.dtype == rhs.dtype && lhs.dtype.is_float(),
+            "takes two floats of one type, not {lhs} and {rhs}"
+        );
         let mut sizes: BTreeMap<u8, &Dim> = BTreeMap::new();
         for (labels, ty) in [(&self.lhs, lhs), (&self.rhs, rhs)] {
-            if labels.0.len() != ty.ndim() {
-                return Err(TypeError::new(format!("labels `{}` do not fit {ty}", labels.print())));
-            }
+            ensure!(labels.0.len() == ty.ndim(), "labels `{}` do not fit {ty}", labels.print());
             for (&label, size) in labels.0.iter().zip(&ty.dims) {
                 if *sizes.entry(label).or_insert(size) != size {
                     let label = label as char;
@@ -171,17 +173,6 @@ impl Operator for Contract {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    /// A dot product is a sum over many elements, which matrix units do not speed up.
-    fn precision(&self) -> Precision {
-        let roles = self.roles();
-        let is_dot = roles.rows.is_empty() && roles.columns.is_empty();
-        Precision::of(if is_dot { PrecisionClass::Full } else { PrecisionClass::Half })
     }
 }
 

@@ -183,8 +183,8 @@ fn cost(signature: &Signature, weight: &Type, y: &Type) -> Cost {
 }
 
 impl Operator for Conv {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Weight])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Weight]).anywhere(PrecisionClass::Half)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -217,19 +217,11 @@ impl Operator for Conv {
         let sizes = [x.sizes[0], weight.sizes[0]].into_iter().chain(positions).collect();
         vec![Tensor::float(cx.results[0].dtype, sizes, reference.convolve(x, weight))]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
-    }
 }
 
 impl Operator for ConvGradInput {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Weight, OperandRole::Gradient])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Weight, OperandRole::Gradient]).anywhere(PrecisionClass::Half)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -260,19 +252,11 @@ impl Operator for ConvGradInput {
         let reference = Reference::new(self.windows(), &sizes, &weight.sizes);
         vec![Tensor::float(cx.results[0].dtype, sizes, reference.input_gradient(weight, dy))]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
-    }
 }
 
 impl Operator for ConvGradWeight {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Gradient])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Gradient]).anywhere(PrecisionClass::Half)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -302,14 +286,6 @@ impl Operator for ConvGradWeight {
         let ([x, dy], sizes) = ([cx.operands[0], cx.operands[1]], cx.sizes(0));
         let reference = Reference::new(self.windows(), &x.sizes, &sizes);
         vec![Tensor::float(cx.results[0].dtype, sizes, reference.weight_gradient(x, dy))]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
     }
 }
 

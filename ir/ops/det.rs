@@ -36,8 +36,8 @@ pub fn determinant(mut matrix: Vec<f64>, n: usize) -> f64 {
 }
 
 impl Operator for Det {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -71,22 +71,16 @@ impl Operator for Det {
             b.one_typed(Iota { dim }, &[], Type::of(DType::I64, &[size, columns]))
         };
         let [own, other] = [counted(b, 0, size - 1)?, counted(b, 1, size - 1)?];
-        let beyond = b.one(Compare::GreaterEqual, &[other, own])?;
-        let beyond = b.cast(beyond, DType::I64)?;
-        let others = b.add(other, beyond)?;
+        let others = b.build(other + Compare::GreaterEqual.of(other, own).cast(DType::I64))?;
         let without_row = b.one(Gather { dim: rows }, &[x, others])?;
         let without_both = b.one(Gather { dim: rows + 2 }, &[without_row, others])?;
         let order: Vec<u32> = (0..rows).chain([rows, rows + 2, rows + 1, rows + 3]).collect();
         let smaller = b.transpose(without_both, &order)?;
         let minors = b.one(Self, &[smaller])?;
         let [row, column] = [counted(b, 0, size)?, counted(b, 1, size)?];
-        let (place, two) = (b.add(row, column)?, b.scalar(DType::I64, 2.0)?);
-        let odd = b.one(Binary::Mod, &[place, two])?;
-        let odd = b.cast(odd, DType::Bool)?;
+        let odd = b.build(Binary::Mod.of(row + column, 2.0).cast(DType::Bool))?;
         let (plus, minus) = (b.splat_like(x, 1.0)?, b.splat_like(x, -1.0)?);
-        let sign = b.one(Select, &[odd, minus, plus])?;
-        let cofactors = b.mul(minors, sign)?;
-        Ok(vec![Some(b.mul(cofactors, dy)?)])
+        Ok(vec![Some(b.build(minors * Select.of(odd, minus, plus) * dy)?)])
     }
 
     /// ⅔n³ operations for each matrix.
@@ -105,14 +99,6 @@ impl Operator for Det {
             sizes.clone(),
             (0..sizes.iter().product()).map(one).collect(),
         )]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
     }
 }
 

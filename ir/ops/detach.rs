@@ -8,8 +8,8 @@ use super::*;
 pub struct Detach;
 
 impl Operator for Detach {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Same)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Same).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -32,13 +32,5 @@ impl Operator for Detach {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone()]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }

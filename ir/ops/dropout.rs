@@ -25,8 +25,11 @@ pub struct Dropout {
 }
 
 impl Operator for Dropout {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Samples]).optional(OperandRole::Samples)
+    /// A random number depends on the place of its element in the whole tensor.
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Samples])
+            .optional(OperandRole::Samples)
+            .by_place(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -38,9 +41,10 @@ impl Operator for Dropout {
             }
         };
         let ratio = self.ratio.get();
-        if !x.dtype.is_float() || !(0.0..=1.0).contains(&ratio) {
-            return Err(TypeError::new(format!("takes floats and a ratio from 0 to 1, not {x} and {ratio}")));
-        }
+        ensure!(
+            x.dtype.is_float() && (0.0..=1.0).contains(&ratio),
+            "takes floats and a ratio from 0 to 1, not {x} and {ratio}"
+        );
         if let Some(numbers) = numbers {
             self.draws().check(x, numbers)?;
         }
@@ -82,15 +86,6 @@ impl Operator for Dropout {
             if self.keeps(draws.word(numbers.ints()[sample], element)) { x * self.scale() } else { 0.0 }
         };
         vec![Tensor::float(x.dtype, x.sizes.clone(), x.floats().iter().enumerate().map(at).collect())]
-    }
-
-    /// A random number depends on the place of its element in the whole tensor.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }
 

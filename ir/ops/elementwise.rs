@@ -50,8 +50,6 @@ fn zip<T: Copy, U: Copy, V>(x: &[T], y: &[U], function: impl Fn(T, U) -> V) -> V
 /// Returns the two operands, which must have the same element type.
 fn same_dtype<'a>(types: &Inference<'a>) -> Result<[&'a Type; 2], TypeError> {
     let [x, y] = types.operands()?;
-    if x.dtype != y.dtype {
-        return Err(TypeError::new(format!("takes two operands of one type, not {x} and {y}")));
-    }
+    ensure!(x.dtype == y.dtype, "takes two operands of one type, not {x} and {y}");
     Ok([x, y])
 }

@@ -21,8 +21,10 @@ pub struct Experts {
 pub struct ExpertsGrad;
 
 impl Operator for Experts {
-    fn operands(&self) -> Operands {
+    /// Indices count all experts.
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Weight, OperandRole::Indices])
+            .by_place(PrecisionClass::Half)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -30,9 +32,10 @@ impl Operator for Experts {
         check_indices(index)?;
         let fits = x.dtype == weights.dtype && x.dtype.is_float() && x.ndim() == 2 && weights.ndim() == 3;
         let [summed, made] = if self.transposed { [2, 1] } else { [1, 2] };
-        if !fits || index.dims[..] != x.dims[..1] || x.dims[1] != weights.dims[summed] {
-            return Err(TypeError::new(format!("the rows {x} do not fit the matrices {weights} at {index}")));
-        }
+        ensure!(
+            fits && index.dims[..] == x.dims[..1] && x.dims[1] == weights.dims[summed],
+            "the rows {x} do not fit the matrices {weights} at {index}"
+        );
         Ok(vec![Type::new(x.dtype, [x.dims[0].clone(), weights.dims[made].clone()])])
     }
 
@@ -73,20 +76,13 @@ impl Operator for Experts {
         }
         vec![Tensor::float(cx.results[0].dtype, cx.sizes(0), out)]
     }
-
-    /// Indices count all experts.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
-    }
 }
 
 impl Operator for ExpertsGrad {
-    fn operands(&self) -> Operands {
+    /// Indices count all experts.
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Indices, OperandRole::Lhs, OperandRole::Rhs])
+            .by_place(PrecisionClass::Half)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -99,9 +95,10 @@ impl Operator for ExpertsGrad {
                 && ty.dtype.is_float()
         });
         let made = |rows: &Type, columns: &Type| [rows.dims[1].clone(), columns.dims[1].clone()];
-        if !fits || weights.ndim() != 3 || weights.dims[1..] != made(rows, columns) {
-            return Err(TypeError::new(format!("{rows} and {columns} at {index} make no {weights}")));
-        }
+        ensure!(
+            fits && weights.ndim() == 3 && weights.dims[1..] == made(rows, columns),
+            "{rows} and {columns} at {index} make no {weights}"
+        );
         Ok(vec![Type::new(weights.dtype, weights.dims.clone())])
     }
 
@@ -132,15 +129,6 @@ impl Operator for ExpertsGrad {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
-    }
-
-    /// Indices count all experts.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
     }
 }
 

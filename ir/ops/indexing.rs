@@ -89,9 +89,7 @@ pub(super) fn check_indices(indices: &Type) -> Result<(), TypeError> {
 fn gathered_dims(data: &Type, indices: &Type, dim: u32) -> Result<Dims, TypeError> {
     check_indices(indices)?;
     let dim = dim as usize;
-    if dim >= data.ndim() {
-        return Err(TypeError::new(format!("{data} has no dim {dim} to index")));
-    }
+    ensure!(dim < data.ndim(), "{data} has no dim {dim} to index");
     Ok(data.dims[..dim].iter().chain(&indices.dims).chain(&data.dims[dim + 1..]).cloned().collect())
 }
 
@@ -122,8 +120,9 @@ fn gather_offsets(data: &[usize], indices: &[i64], dim: u32, span: Span) -> Vec<
 }
 
 impl Operator for Gather {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Indices])
+    /// Indices count along the whole dim.
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices]).by_place(PrecisionClass::Lookup)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -155,15 +154,6 @@ impl Operator for Gather {
         let span = cx.operand_span(0, self.dim as usize);
         vec![read(data, &gather_offsets(&data.sizes, indices, self.dim, span), cx.sizes(0))]
     }
-
-    /// Indices count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Lookup)
-    }
 }
 
 /// Returns the cost of reading by index. Only the elements of the data that are read count.
@@ -174,16 +164,18 @@ fn reading(signature: &Signature) -> Cost {
 }
 
 impl Operator for GatherGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    /// Indices count along the whole dim.
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient]).by_place(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([indices, updates], data) = (types.operands()?, types.declared()?);
         let dims = gathered_dims(data, indices, self.dim)?;
-        if updates.dtype != data.dtype || updates.dims != dims || !data.dtype.is_float() {
-            return Err(TypeError::new(format!("the updates {updates} at {indices} do not fit {data}")));
-        }
+        ensure!(
+            updates.dtype == data.dtype && updates.dims == dims && data.dtype.is_float(),
+            "the updates {updates} at {indices} do not fit {data}"
+        );
         Ok(vec![Type::new(data.dtype, data.dims.clone())])
     }
 
@@ -213,20 +205,12 @@ impl Operator for GatherGrad {
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
-
-    /// Indices count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
 }
 
 impl Operator for GatherElements {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Indices])
+    /// Indices count along the whole dim.
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices]).by_place(PrecisionClass::Lookup)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -237,9 +221,10 @@ impl Operator for GatherElements {
             ty.dims.iter().enumerate().filter(|(i, _)| *i != dim).map(|(_, d)| d.clone()).collect()
         };
         let (left, right): (Dims, Dims) = (others(data), others(indices));
-        if dim >= data.ndim() || data.ndim() != indices.ndim() || left != right {
-            return Err(TypeError::new(format!("the indices {indices} and {data} differ outside dim {dim}")));
-        }
+        ensure!(
+            dim < data.ndim() && data.ndim() == indices.ndim() && left == right,
+            "the indices {indices} and {data} differ outside dim {dim}"
+        );
         Ok(vec![Type::new(data.dtype, indices.dims.clone())])
     }
 
@@ -264,15 +249,6 @@ impl Operator for GatherElements {
         let (data, dim) = (cx.operands[0], self.dim as usize);
         let offsets = element_offsets(&data.sizes, cx.operands[1], dim, cx.operand_span(0, dim));
         vec![read(data, &offsets, cx.sizes(0))]
-    }
-
-    /// Indices count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Lookup)
     }
 }
 
@@ -310,19 +286,21 @@ impl GatherNd {
                 "the indices {indices} need a bound last dim after {batch} others"
             )));
         };
-        if indexed.checked_add(batch).is_none_or(|used| used > data.ndim()) {
-            return Err(TypeError::new(format!("{data} has fewer than {batch} + {indexed} dims")));
-        }
-        if data.dims[..batch] != indices.dims[..batch] {
-            return Err(TypeError::new(format!("{data} and {indices} differ in their first {batch} dims")));
-        }
+        ensure!(
+            indexed.checked_add(batch).is_some_and(|used| used <= data.ndim()),
+            "{data} has fewer than {batch} + {indexed} dims"
+        );
+        ensure!(
+            data.dims[..batch] == indices.dims[..batch],
+            "{data} and {indices} differ in their first {batch} dims"
+        );
         Ok(indexed)
     }
 }
 
 impl Operator for GatherNd {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Indices])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Indices]).anywhere(PrecisionClass::Lookup)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -355,14 +333,6 @@ impl Operator for GatherNd {
         let data = cx.operands[0];
         let offsets = nd_offsets(&data.sizes, cx.operands[1], self.batch_dims as usize);
         vec![read(data, &offsets, cx.sizes(0))]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Lookup)
     }
 }
 

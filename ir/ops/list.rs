@@ -91,10 +91,10 @@ macro_rules! operators {
         }
 
         impl Operator for Op {
-            fn operands(&self) -> Operands {
+            fn facts(&self) -> Facts {
                 match self {
-                    $( Self::$variant(op) => op.operands(), )*
-                    $( Self::$kinds(op) => op.operands(), )*
+                    $( Self::$variant(op) => op.facts(), )*
+                    $( Self::$kinds(op) => op.facts(), )*
                 }
             }
 
@@ -131,20 +131,6 @@ macro_rules! operators {
                 match self {
                     $( Self::$variant(op) => op.interp(cx), )*
                     $( Self::$kinds(op) => op.interp(cx), )*
-                }
-            }
-
-            fn depends_on_position(&self) -> bool {
-                match self {
-                    $( Self::$variant(op) => op.depends_on_position(), )*
-                    $( Self::$kinds(op) => op.depends_on_position(), )*
-                }
-            }
-
-            fn precision(&self) -> Precision {
-                match self {
-                    $( Self::$variant(op) => op.precision(), )*
-                    $( Self::$kinds(op) => op.precision(), )*
                 }
             }
 

@@ -1,6 +1,6 @@
 //! Losses as a sum and a weight. The mean over the global batch is taken in `update`.
 
-use super::elementwise::{Binary, Compare, Logical, Select, Unary};
+use super::elementwise::{Compare, Logical, Select, Unary};
 use super::indexing::GatherElements;
 use super::reduce::ReduceKind;
 use super::softmax::{along_dim, logsumexp, logsumexp_nodes};
@@ -42,16 +42,14 @@ fn positions<'a>(logits: &'a Type, labels: &Type) -> Result<&'a [Dim], TypeError
     let Some((vocabulary, positions)) = logits.dims.split_last() else {
         return Err(TypeError::new(format!("the logits {logits} have no class dim")));
     };
-    if !logits.dtype.is_float() || vocabulary.size() == Some(0) {
-        return Err(TypeError::new(format!(
-            "the logits are {logits}; they must be floats with at least one class"
-        )));
-    }
-    if !labels.dtype.is_integer() || labels.dims[..] != *positions {
-        return Err(TypeError::new(format!(
-            "the labels are {labels}; the logits {logits} need one integer for each position"
-        )));
-    }
+    ensure!(
+        logits.dtype.is_float() && vocabulary.size() != Some(0),
+        "the logits are {logits}; they must be floats with at least one class"
+    );
+    ensure!(
+        labels.dtype.is_integer() && labels.dims[..] == *positions,
+        "the labels are {labels}; the logits {logits} need one integer for each position"
+    );
     Ok(positions)
 }
 
@@ -61,8 +59,8 @@ fn class(label: i64, ignore_index: i64, classes: usize) -> Option<usize> {
 }
 
 impl Operator for CrossEntropy {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Labels])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Labels]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -112,14 +110,6 @@ impl Operator for CrossEntropy {
         vec![scalar(sum), scalar(weight), Tensor::float(dtype, cx.sizes(2), logsumexps)]
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
-
     /// Splits the classes: builds the logsumexp, the logit of the label (which only one rank has) and, for smoothing, the sum.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let (logits, smoothing) = (b.ty(node.operands[0]).clone(), self.label_smoothing.get());
@@ -134,17 +124,16 @@ impl Operator for CrossEntropy {
         let counts = self.counts(b, labels, classes)?;
         let mut label_logit = b.one(GatherElements { dim }, &[logits, labels])?;
         if smoothing != 0.0 {
-            label_logit = b.scale(label_logit, 1.0 - smoothing)?;
+            label_logit = b.build(label_logit * (1.0 - smoothing))?;
         }
-        let mut loss = b.one(Binary::Sub, &[logsumexp, label_logit])?;
+        let mut loss = b.build(logsumexp - label_logit)?;
         if smoothing != 0.0 {
-            let total = along_dim(b, ReduceKind::Sum, logits, dim)?;
-            let share = b.scale(total, smoothing / classes as f64)?;
-            loss = b.one(Binary::Sub, &[loss, share])?;
+            let total = along_dim(ReduceKind::Sum, logits, dim);
+            loss = b.build(loss - total * (smoothing / classes as f64))?;
         }
         let (zero, one) = (b.scalar(dtype, 0.0)?, b.scalar(dtype, 1.0)?);
-        let loss = b.one(Select, &[counts, loss, zero])?;
-        let weight = b.one(Select, &[counts, one, zero])?;
+        let loss = b.build(Select.of(counts, loss, zero))?;
+        let weight = b.build(Select.of(counts, one, zero))?;
         let all: Vec<u32> = (0..=dim).collect();
         let (sum, weight) = (b.sum(loss, &all)?, b.sum(weight, &all)?);
         let positions = one_each[..dim as usize].to_vec();
@@ -156,42 +145,39 @@ impl CrossEntropy {
     /// Returns whether each i64 label counts, with the rule of [`class`].
     fn counts(&self, b: &mut Builder, labels: ValueId, classes: u64) -> Result<ValueId, TypeError> {
         let (zero, end) = (b.scalar(DType::I64, 0.0)?, b.scalar(DType::I64, classes as f64)?);
-        let from_zero = b.one(Compare::GreaterEqual, &[labels, zero])?;
-        let below = b.one(Compare::Less, &[labels, end])?;
-        let mut counts = b.one(Logical::And, &[from_zero, below])?;
+        let from_zero = b.build(Compare::GreaterEqual.of(labels, zero))?;
+        let mut counts = b.build(Logical::And.of(from_zero, Compare::Less.of(labels, end)))?;
         // A label that is not a class does not count in any case.
         if u64::try_from(self.ignore_index).is_ok_and(|ignored| ignored < classes) {
             let ignored = b.scalar(DType::I64, self.ignore_index as f64)?;
-            let ignored = b.one(Compare::Equal, &[labels, ignored])?;
-            let others = b.one(Unary::Not, &[ignored])?;
-            counts = b.one(Logical::And, &[counts, others])?;
+            counts = b.build(Logical::And.of(counts, Unary::Not.of(Compare::Equal.of(labels, ignored))))?;
         }
         Ok(counts)
     }
 }
 
 impl Operator for CrossEntropyGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Data,
-            OperandRole::Labels,
-            OperandRole::LogSumExp,
-            OperandRole::Gradient,
-        ])
+    /// Labels count along the whole dim.
+    /// The sums of exponentials and the gradient of a loss are f32 in any case.
+    fn facts(&self) -> Facts {
+        use OperandRole::*;
+        Operands::new(&[Data, Labels, LogSumExp, Gradient])
+            .by_place(PrecisionClass::Follow)
+            .reading(&[(OperandRole::LogSumExp, Reads::Full), (OperandRole::Gradient, Reads::Full)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [logits, labels, logsumexp, dsum] = types.operands()?;
         let positions = positions(logits, labels)?;
         let dtype = sum_dtype(logits.dtype);
-        if logsumexp.dtype != dtype || logsumexp.dims[..] != *positions {
-            return Err(TypeError::new(format!(
-                "the logsumexp is {logsumexp}; the logits {logits} need one {dtype} for each position"
-            )));
-        }
-        if dsum.dtype != dtype || dsum.ndim() != 0 {
-            return Err(TypeError::new(format!("the gradient of the sum is {dsum}, not a scalar {dtype}")));
-        }
+        ensure!(
+            logsumexp.dtype == dtype && logsumexp.dims[..] == *positions,
+            "the logsumexp is {logsumexp}; the logits {logits} need one {dtype} for each position"
+        );
+        ensure!(
+            dsum.dtype == dtype && dsum.ndim() == 0,
+            "the gradient of the sum is {dsum}, not a scalar {dtype}"
+        );
         Ok(vec![Type::new(logits.dtype, logits.dims.clone())])
     }
 
@@ -228,16 +214,5 @@ impl Operator for CrossEntropyGrad {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, cx.sizes(0), out)]
-    }
-
-    /// Labels count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    /// The sums of exponentials and the gradient of a loss are f32 in any case.
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-            .reading(&[(OperandRole::LogSumExp, Reads::Full), (OperandRole::Gradient, Reads::Full)])
     }
 }

@@ -34,12 +34,11 @@ fn leading<'a>(x: &'a Type, scale: &Type) -> Result<&'a [Dim], TypeError> {
     let Some((last, leading)) = x.dims.split_last().filter(|(last, _)| last.size() != Some(0)) else {
         return Err(TypeError::new(format!("{x} has no last dim to normalise")));
     };
-    if !x.dtype.is_float() || scale.dtype != x.dtype || scale.dims[..] != [last.clone()] {
-        return Err(TypeError::new(format!(
-            "the scale is {scale}, but {x} needs the float type {}[{last}]",
-            x.dtype
-        )));
-    }
+    ensure!(
+        x.dtype.is_float() && scale.dtype == x.dtype && scale.dims[..] == [last.clone()],
+        "the scale is {scale}, but {x} needs the float type {}[{last}]",
+        x.dtype
+    );
     Ok(leading)
 }
 
@@ -66,8 +65,9 @@ fn mean(x: impl ExactSizeIterator<Item = f64>) -> f64 {
 }
 
 impl Operator for LayerNorm {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Scale, OperandRole::Bias])
+            .anywhere(PrecisionClass::Norm)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -107,25 +107,12 @@ impl Operator for LayerNorm {
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, y), out(1, means), out(2, rstds)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Norm)
-    }
 }
 
 impl Operator for LayerNormGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Data,
-            OperandRole::Scale,
-            OperandRole::Mean,
-            OperandRole::InverseDeviation,
-            OperandRole::Gradient,
-        ])
+    fn facts(&self) -> Facts {
+        use OperandRole::*;
+        Operands::new(&[Data, Scale, Mean, InverseDeviation, Gradient]).anywhere(PrecisionClass::NormGrad)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -170,19 +157,11 @@ impl Operator for LayerNormGrad {
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, dx), out(1, dscale), out(2, dbias)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::NormGrad)
-    }
 }
 
 impl Operator for RmsNorm {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Scale])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Scale]).anywhere(PrecisionClass::Norm)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -217,24 +196,12 @@ impl Operator for RmsNorm {
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, y), out(1, rstds)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Norm)
-    }
 }
 
 impl Operator for RmsNormGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Data,
-            OperandRole::Scale,
-            OperandRole::InverseDeviation,
-            OperandRole::Gradient,
-        ])
+    fn facts(&self) -> Facts {
+        use OperandRole::*;
+        Operands::new(&[Data, Scale, InverseDeviation, Gradient]).anywhere(PrecisionClass::NormGrad)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -268,13 +235,5 @@ impl Operator for RmsNormGrad {
         }
         let out = |i: usize, elements| Tensor::float(cx.results[i].dtype, cx.sizes(i), elements);
         vec![out(0, dx), out(1, dscale)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::NormGrad)
     }
 }

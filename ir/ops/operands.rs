@@ -68,7 +68,7 @@ pub enum OperandRole {
     Samples,
 }
 
-/// The declaration of an operator's operands, returned by [`super::Operator::operands`].
+/// The declaration of an operator's operands, a part of its [`super::Facts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operands {
     /// The roles in the order of the operands.

@@ -51,23 +51,17 @@ fn update_types(
         let error = format!("takes {required} to {most} operands, not {}", operands.len());
         return Err(TypeError::new(error));
     }
-    if !operands[0].dtype.is_float() {
-        return Err(TypeError::new(format!("the parameter is {}, not floats", operands[0])));
-    }
+    ensure!(operands[0].dtype.is_float(), "the parameter is {}, not floats", operands[0]);
     let parameter = Type::new(operands[0].dtype, operands[0].dims.clone());
     let states = states(&parameter)?;
     let tensors = [&parameter, &parameter].into_iter().chain(&states);
     for (i, (given, expected)) in operands.iter().zip(tensors).enumerate() {
-        if !given.same_shape(expected) {
-            return Err(TypeError::new(format!("operand {i} is {given}, not {expected}")));
-        }
+        ensure!(given.same_shape(expected), "operand {i} is {given}, not {expected}");
     }
     let first = 2 + states.len();
     let scalars = std::iter::repeat_n(DType::F64, required - first).chain([parameter.dtype, DType::Bool]);
     for ((i, ty), dtype) in operands.iter().enumerate().skip(first).zip(scalars) {
-        if ty.dtype != dtype || ty.ndim() != 0 {
-            return Err(TypeError::new(format!("operand {i} is {ty}, not a scalar {dtype}")));
-        }
+        ensure!(ty.dtype == dtype && ty.ndim() == 0, "operand {i} is {ty}, not a scalar {dtype}");
     }
     Ok([vec![parameter], states].concat())
 }

@@ -34,15 +34,13 @@ fn words(bools: &Type) -> [&'static str; 2] {
 }
 
 impl Operator for PackBits {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Source)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
-        if x.dtype != DType::Bool {
-            return Err(TypeError::new(format!("packs bools, not {x}")));
-        }
+        ensure!(x.dtype == DType::Bool, "packs bools, not {x}");
         Ok(vec![Type::new(DType::U8, packed(&x.dims)?)])
     }
 
@@ -68,26 +66,19 @@ impl Operator for PackBits {
         let bytes = rows.flat_map(|row| row.chunks(BITS as usize)).map(byte).collect();
         vec![Tensor::int(DType::U8, cx.sizes(0), bytes)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Source)
-    }
 }
 
 impl Operator for UnpackBits {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Source)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([bytes], bools) = (types.operands()?, types.declared()?);
-        if bytes.dtype != DType::U8 || bools.dtype != DType::Bool || packed(&bools.dims)? != bytes.dims {
-            return Err(TypeError::new(format!("the bits of {bytes} are not the elements of {bools}")));
-        }
+        ensure!(
+            bytes.dtype == DType::U8 && bools.dtype == DType::Bool && packed(&bools.dims)? == bytes.dims,
+            "the bits of {bytes} are not the elements of {bools}"
+        );
         Ok(vec![Type::new(DType::Bool, bools.dims.clone())])
     }
 
@@ -112,14 +103,6 @@ impl Operator for UnpackBits {
         let bits = |row: &[i64]| (0..size).map(|i| row[i / 8] >> (i % 8) & 1 != 0).collect::<Vec<_>>();
         let rows = cx.operands[0].ints().chunks_exact(size.div_ceil(8).max(1));
         vec![Tensor::bool(sizes, rows.flat_map(bits).collect())]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Source)
     }
 }
 

@@ -125,11 +125,10 @@ impl Window {
 /// Returns the dims of the windows' positions over the last dims of `x`, after its leading dims.
 fn positions(windows: &Windows, x: &Type) -> Result<Dims, TypeError> {
     let count = windows.len();
-    if !x.dtype.is_float() || count == 0 || x.ndim() < count {
-        return Err(TypeError::new(format!(
-            "slides {count} windows over the last dims of floats, not of {x}"
-        )));
-    }
+    ensure!(
+        x.dtype.is_float() && count != 0 && x.ndim() >= count,
+        "slides {count} windows over the last dims of floats, not of {x}"
+    );
     let first = x.ndim() - count;
     let mut dims = x.dims.clone();
     for (i, (dim, window)) in dims[first..].iter_mut().zip(windows).enumerate() {
@@ -244,8 +243,8 @@ fn divisor(windows: &Windows, count_padding: bool, covered: &[usize]) -> f64 {
 }
 
 impl Operator for MaxPool {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -274,19 +273,11 @@ impl Operator for MaxPool {
         });
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for MaxPoolGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data, OperandRole::Gradient])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data, OperandRole::Gradient]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -319,19 +310,11 @@ impl Operator for MaxPoolGrad {
         }
         vec![Tensor::float(cx.results[0].dtype, x.sizes.clone(), dx)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for AvgPool {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -361,19 +344,11 @@ impl Operator for AvgPool {
         });
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for AvgPoolGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Gradient])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Gradient]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -406,14 +381,6 @@ impl Operator for AvgPoolGrad {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, dx)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }
 

@@ -1,5 +1,4 @@
-//! The element type that an operator computes in when a step runs in half precision
-//! ([`Operator::precision`](super::Operator::precision)).
+//! The element type that an operator computes in when a step runs in half precision ([`Op::precision`](super::Op::precision)).
 //!
 //! | class | operators | computes in |
 //! | --- | --- | --- |
@@ -48,7 +47,7 @@ pub enum Reads {
     Any,
 }
 
-/// The types of an operator in half precision, returned by [`super::Operator::precision`].
+/// The types of an operator in half precision, a part of its [`super::Facts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
     /// The rule for the type that the operator computes in.

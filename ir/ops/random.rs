@@ -20,15 +20,15 @@ pub struct RandomUniform {
 }
 
 impl Operator for RandomUniform {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Samples]).optional(OperandRole::Samples)
+    /// A random number depends on the place of its element in the whole tensor.
+    /// In half, numbers near 1 would be rounded up to 1.
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Samples]).optional(OperandRole::Samples).by_place(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ty = types.declared()?;
-        if !ty.dtype.is_float() {
-            return Err(TypeError::new(format!("draws floats, not {ty}")));
-        }
+        ensure!(ty.dtype.is_float(), "draws floats, not {ty}");
         match types.operands {
             [] => {}
             [numbers] => self.draws().check(ty, numbers)?,
@@ -65,16 +65,6 @@ impl Operator for RandomUniform {
         };
         let count = sizes.iter().product::<usize>();
         vec![Tensor::float(dtype, sizes, (0..count).map(at).collect())]
-    }
-
-    /// A random number depends on the place of its element in the whole tensor.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    /// In half, numbers near 1 would be rounded up to 1.
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
     }
 }
 

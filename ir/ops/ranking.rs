@@ -46,18 +46,18 @@ impl TopK {
 }
 
 impl Operator for TopK {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], dim) = (types.operands()?, self.dim as usize);
-        if x.dtype == DType::Bool || dim >= x.ndim() {
-            return Err(TypeError::new(format!("cannot order elements along dim {dim} of {x}")));
-        }
-        if x.dims[dim].size().is_some_and(|size| size < self.count) {
-            return Err(TypeError::new(format!("takes {} elements along dim {dim} of {x}", self.count)));
-        }
+        ensure!(x.dtype != DType::Bool && dim < x.ndim(), "cannot order elements along dim {dim} of {x}");
+        ensure!(
+            x.dims[dim].size().is_none_or(|size| size >= self.count),
+            "takes {} elements along dim {dim} of {x}",
+            self.count
+        );
         let mut dims = x.dims.clone();
         dims[dim] = Dim::known(self.count);
         Ok(vec![Type::new(DType::I64, dims)])
@@ -98,14 +98,6 @@ impl Operator for TopK {
             to.iter().zip(places).for_each(|(&to, place)| out[to] = place as i64);
         }
         vec![Tensor { dtype: DType::I64, sizes, elements: Elements::Int(out) }]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }
 

@@ -76,8 +76,11 @@ impl Reduce {
 }
 
 impl Operator for Reduce {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(match self.kind {
+            ReduceKind::Sum | ReduceKind::Mean => PrecisionClass::Full,
+            ReduceKind::Max | ReduceKind::Min => PrecisionClass::Follow,
+        })
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -87,16 +90,17 @@ impl Operator for Reduce {
             return Err(TypeError::new(format!("cannot reduce {x} by {kind}")));
         }
         let ascending = self.dims.windows(2).all(|pair| pair[0] < pair[1]);
-        if !ascending || self.dims.last().is_some_and(|&last| last as usize >= x.ndim()) {
-            return Err(TypeError::new(format!("{:?} are not dims of {x}, ascending", self.dims)));
-        }
+        ensure!(
+            ascending && self.dims.last().is_none_or(|&last| (last as usize) < x.ndim()),
+            "{:?} are not dims of {x}, ascending",
+            self.dims
+        );
         let extreme = matches!(self.kind, ReduceKind::Max | ReduceKind::Min);
-        if extreme && self.dims.iter().any(|&i| x.dims[i as usize].size() == Some(0)) {
-            return Err(TypeError::new(format!(
-                "the {kind} of zero elements is undefined: dims {:?} of {x}",
-                self.dims
-            )));
-        }
+        ensure!(
+            !extreme || self.dims.iter().all(|&i| x.dims[i as usize].size() != Some(0)),
+            "the {kind} of zero elements is undefined: dims {:?} of {x}",
+            self.dims
+        );
         Ok(vec![Type::new(x.dtype, self.result_dims(&x.dims, self.keep))])
     }
 
@@ -138,18 +142,15 @@ impl Operator for Reduce {
                 let count = self
                     .count(&dims)
                     .ok_or(GradientError::Undefined("a dim that is averaged must be bound"))?;
-                let share = b.scale(dy, 1.0 / count as f64)?;
-                b.broadcast(share, dims)?
+                b.broadcast(dy * (1.0 / count as f64), dims)?
             }
             ReduceKind::Max | ReduceKind::Min => {
                 let y = b.reshape(y, kept)?;
                 let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
-                let equal = b.one(Compare::Equal, &[x, y])?;
-                let hit = b.one(Select, &[equal, one, zero])?;
+                let hit = b.build(Select.of(Compare::Equal.of(x, y), one, zero))?;
                 let hits =
                     b.one(Self { kind: ReduceKind::Sum, dims: self.dims.clone(), keep: true }, &[hit])?;
-                let share = b.one(Binary::Div, &[dy, hits])?;
-                b.mul(hit, share)?
+                b.build(hit * (dy / hits))?
             }
         };
         Ok(vec![Some(dx)])
@@ -196,38 +197,28 @@ impl Operator for Reduce {
         }]
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(match self.kind {
-            ReduceKind::Sum | ReduceKind::Mean => PrecisionClass::Full,
-            ReduceKind::Max | ReduceKind::Min => PrecisionClass::Follow,
-        })
-    }
-
     /// Builds a mean as the sum divided by the number of elements in the global tensor.
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let x = node.operands[0];
         let count = self.count(&b.ty(x).dims);
         let count = count.ok_or_else(|| TypeError::new("a dim that is averaged must be bound"))?;
         let sum = b.one(Self { kind: ReduceKind::Sum, ..self.clone() }, &[x])?;
-        let count = b.splat_like(sum, count as f64)?;
-        Ok(vec![b.one(Binary::Div, &[sum, count])?])
+        Ok(vec![b.build(sum / count as f64)?])
     }
 }
 
 impl Operator for CumulativeSum {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
-        if x.dtype == DType::Bool || self.dim as usize >= x.ndim() {
-            return Err(TypeError::new(format!("cannot run along dim {} of {x}", self.dim)));
-        }
+        ensure!(
+            x.dtype != DType::Bool && (self.dim as usize) < x.ndim(),
+            "cannot run along dim {} of {x}",
+            self.dim
+        );
         Ok(vec![Type::new(x.dtype, x.dims.clone())])
     }
 
@@ -264,14 +255,6 @@ impl Operator for CumulativeSum {
             }
         }
         vec![out]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
     }
 }
 

@@ -1,6 +1,5 @@
 //! Rotary position embedding.
 
-use super::elementwise::Unary;
 use super::*;
 use crate::tensor::{broadcast_strides, offsets};
 use crate::types::broadcast;
@@ -39,24 +38,29 @@ impl Rotary {
 }
 
 impl Operator for Rotary {
-    fn operands(&self) -> Operands {
+    /// The tables may have another type than the data that they rotate.
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Cosines, OperandRole::Sines])
+            .anywhere(PrecisionClass::Half)
+            .reading(&[(OperandRole::Cosines, Reads::Full), (OperandRole::Sines, Reads::Full)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, cos, sin] = types.operands()?;
-        if !x.dtype.is_float() || !cos.dtype.is_float() || cos.dtype != sin.dtype {
-            return Err(TypeError::new(format!("takes floats, not {x} with {cos} and {sin}")));
-        }
+        ensure!(
+            x.dtype.is_float() && cos.dtype.is_float() && cos.dtype == sin.dtype,
+            "takes floats, not {x} with {cos} and {sin}"
+        );
         let Some(half) = x.dims.last().and_then(|width| width.quotient(&Dim::known(2))) else {
             return Err(TypeError::new(format!("{x} does not have a last dim of pairs")));
         };
         let mut pairs: Dims = x.dims.clone();
         pairs[x.ndim() - 1] = half;
         for table in [cos, sin] {
-            if table.ndim() == 0 || broadcast(&table.dims, &pairs)? != pairs {
-                return Err(TypeError::new(format!("the table {table} does not broadcast to {pairs:?}")));
-            }
+            ensure!(
+                table.ndim() != 0 && broadcast(&table.dims, &pairs)? == pairs,
+                "the table {table} does not broadcast to {pairs:?}"
+            );
         }
         Ok(vec![Type::new(x.dtype, x.dims.clone())])
     }
@@ -70,13 +74,13 @@ impl Operator for Rotary {
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let [x, cos, sin] = [0, 1, 2].map(|i| node.operands[i]);
         let Some(dy) = d[0] else { return Ok(vec![None; 3]) };
-        let back = b.one(Unary::Neg, &[sin])?;
+        let back = b.build(-sin)?;
         let dx = b.one(self.clone(), &[dy, cos, back])?;
-        let along = b.mul(x, dy)?;
+        let along = b.build(x * dy)?;
         let table = Type::new(b.ty(cos).dtype, b.ty(cos).dims.clone());
         let right_angle = [b.splat(table.clone(), 0.0)?, b.splat(table, 1.0)?];
         let turned = b.one(self.clone(), &[x, right_angle[0], right_angle[1]])?;
-        let across = b.mul(turned, dy)?;
+        let across = b.build(turned * dy)?;
         Ok(vec![Some(dx), Some(self.of_table(b, along, cos)?), Some(self.of_table(b, across, sin)?)])
     }
 
@@ -103,15 +107,5 @@ impl Operator for Rotary {
             out[row + second] = b * cos + a * sin;
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, out)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    /// The tables may have another type than the data that they rotate.
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Half)
-            .reading(&[(OperandRole::Cosines, Reads::Full), (OperandRole::Sines, Reads::Full)])
     }
 }

@@ -140,9 +140,11 @@ impl ScatterKind {
     fn infer(self, types: &Inference, gather: &impl Operator) -> Result<Vec<Type>, TypeError> {
         let [data, indices, updates] = types.operands()?;
         check_updates(gather, data, indices, updates)?;
-        if data.dtype == DType::Bool && self != Self::Set {
-            return Err(TypeError::new(format!("the reduction {} is not defined for {data}", self.print())));
-        }
+        ensure!(
+            data.dtype != DType::Bool || self == Self::Set,
+            "the reduction {} is not defined for {data}",
+            self.print()
+        );
         Ok(vec![Type::new(data.dtype, data.dims.clone())])
     }
 
@@ -163,7 +165,7 @@ impl ScatterKind {
                 let zeros = b.splat(whole(b.ty(updates)), 0.0)?;
                 let d_data = b.one(scatter(self), &[dout, indices, zeros])?;
                 let (read, stays) = (b.one(gather, &[dout, indices])?, stays(b)?);
-                (d_data, b.one(Select, &[stays, read, zeros])?)
+                (d_data, b.build(Select.of(stays, read, zeros))?)
             }
             Self::Mul => {
                 let (data_factors, update_factors) = (Factor::of(b, data)?, Factor::of(b, updates)?);
@@ -176,7 +178,7 @@ impl ScatterKind {
                 let of_data = data_factors.others(b, products[0], zeros[0])?;
                 let of_updates = update_factors.others(b, products[1], zeros[1])?;
                 let read = b.one(gather.clone(), &[dout, indices])?;
-                (b.mul(dout, of_data)?, b.mul(read, of_updates)?)
+                (b.build(dout * of_data)?, b.build(read * of_updates)?)
             }
             // As in a reduction, equal largest elements share the gradient.
             Self::Max | Self::Min => {
@@ -184,9 +186,9 @@ impl ScatterKind {
                 let read = b.one(gather.clone(), &[out, indices])?;
                 let (of_data, of_updates) = (hits(b, data, out)?, hits(b, updates, read)?);
                 let count = b.one(scatter(Self::Add), &[of_data, indices, of_updates])?;
-                let share = b.one(Binary::Div, &[dout, count])?;
+                let share = b.build(dout / count)?;
                 let read = b.one(gather, &[share, indices])?;
-                (b.mul(of_data, share)?, b.mul(of_updates, read)?)
+                (b.build(of_data * share)?, b.build(of_updates * read)?)
             }
         };
         Ok(vec![Some(d_data), None, Some(d_updates)])
@@ -196,8 +198,7 @@ impl ScatterKind {
 /// Returns 1 where two tensors are equal, else 0.
 fn hits(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
     let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
-    let equal = b.one(Compare::Equal, &[x, y])?;
-    b.one(Select, &[equal, one, zero])
+    b.build(Select.of(Compare::Equal.of(x, y), one, zero))
 }
 
 /// A factor of products, which may be zero.
@@ -211,8 +212,9 @@ struct Factor {
 impl Factor {
     fn of(b: &mut Builder, x: ValueId) -> Result<Self, TypeError> {
         let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
-        let is_zero = b.one(Compare::Equal, &[x, zero])?;
-        let (nonzero, zeros) = (b.one(Select, &[is_zero, one, x])?, b.one(Select, &[is_zero, one, zero])?);
+        let is_zero = b.build(Compare::Equal.of(x, zero))?;
+        let (nonzero, zeros) =
+            (b.build(Select.of(is_zero, one, x))?, b.build(Select.of(is_zero, one, zero))?);
         Ok(Self { nonzero, zeros })
     }
 
@@ -220,9 +222,7 @@ impl Factor {
     /// factors.
     fn others(&self, b: &mut Builder, product: ValueId, zeros: ValueId) -> Result<ValueId, TypeError> {
         let zero = b.splat_like(product, 0.0)?;
-        let alone = b.one(Compare::Equal, &[zeros, self.zeros])?;
-        let rest = b.one(Binary::Div, &[product, self.nonzero])?;
-        b.one(Select, &[alone, rest, zero])
+        b.build(Select.of(Compare::Equal.of(zeros, self.zeros), product / self.nonzero, zero))
     }
 }
 
@@ -249,9 +249,7 @@ fn check_updates(
 fn infer_gradient(types: &Inference, gather: &impl Operator) -> Result<Vec<Type>, TypeError> {
     let ([indices, updates], data) = (types.operands()?, types.declared()?);
     check_updates(gather, data, indices, updates)?;
-    if !data.dtype.is_float() {
-        return Err(TypeError::new(format!("has no gradient with respect to {data}")));
-    }
+    ensure!(data.dtype.is_float(), "has no gradient with respect to {data}");
     Ok(vec![whole(data)])
 }
 
@@ -267,8 +265,10 @@ fn sums(cx: &Interp, offsets: Vec<Option<usize>>) -> Vec<Tensor> {
 }
 
 impl Operator for ScatterElements {
-    fn operands(&self) -> Operands {
+    /// Indices count along the whole dim.
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Indices, OperandRole::Updates])
+            .by_place(self.kind.precision())
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -295,7 +295,7 @@ impl Operator for ScatterElements {
             let zeros = b.splat(Type::new(DType::I64, places), 0.0)?;
             let last = b.one(self.clone(), &[zeros, indices, numbers])?;
             let last = b.one(gather, &[last, indices])?;
-            b.one(Compare::Equal, &[last, numbers])
+            b.build(Compare::Equal.of(last, numbers))
         })
     }
 
@@ -308,20 +308,12 @@ impl Operator for ScatterElements {
         let offsets = element_offsets(&data.sizes, cx.operands[1], dim, cx.operand_span(0, dim));
         vec![self.kind.apply(data, cx.operands[2], offsets)]
     }
-
-    /// Indices count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        self.kind.precision()
-    }
 }
 
 impl Operator for ScatterNd {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Indices, OperandRole::Updates])
+            .anywhere(self.kind.precision())
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -355,7 +347,7 @@ impl Operator for ScatterNd {
             let zeros = b.splat(Type::new(DType::I64, data.dims[..used].iter().cloned()), 0.0)?;
             let last = b.one(self.clone(), &[zeros, indices, numbers])?;
             let last = b.one(gather, &[last, indices])?;
-            let stays = b.one(Compare::Equal, &[last, numbers])?;
+            let stays = b.build(Compare::Equal.of(last, numbers))?;
             let rest = data.dims[used..].iter().map(|_| Dim::known(1));
             b.reshape(stays, positions.iter().cloned().chain(rest))
         })
@@ -370,19 +362,12 @@ impl Operator for ScatterNd {
         let offsets = nd_offsets(&data.sizes, cx.operands[1], self.batch_dims as usize);
         vec![self.kind.apply(data, cx.operands[2], offsets)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        self.kind.precision()
-    }
 }
 
 impl Operator for GatherElementsGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    /// Indices count along the whole dim.
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient]).by_place(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -408,20 +393,11 @@ impl Operator for GatherElementsGrad {
         let dim = self.dim as usize;
         sums(cx, element_offsets(&cx.sizes(0), cx.operands[0], dim, cx.result_span(0, dim)))
     }
-
-    /// Indices count along the whole dim.
-    fn depends_on_position(&self) -> bool {
-        true
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
 }
 
 impl Operator for GatherNdGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -445,14 +421,6 @@ impl Operator for GatherNdGrad {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         sums(cx, nd_offsets(&cx.sizes(0), cx.operands[0], self.batch_dims as usize))
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
     }
 }
 

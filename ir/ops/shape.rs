@@ -73,15 +73,16 @@ fn dim_of(ty: &Type, dim: u32) -> Result<&Dim, TypeError> {
 }
 
 impl Operator for Reshape {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Reshaped)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Reshaped).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
-        if product(&x.dims).is_none() || product(&x.dims) != product(&to.dims) || x.dtype != to.dtype {
-            return Err(TypeError::new(format!("{x} and {to} have different numbers of elements")));
-        }
+        ensure!(
+            product(&x.dims).is_some() && product(&x.dims) == product(&to.dims) && x.dtype == to.dtype,
+            "{x} and {to} have different numbers of elements"
+        );
         Ok(vec![Type::new(x.dtype, to.dims.clone())])
     }
 
@@ -104,14 +105,6 @@ impl Operator for Reshape {
 
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone().reshaped(cx.sizes(0))]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }
 
@@ -169,17 +162,19 @@ fn run_words(from: &[Dim], to: &[Dim], next: &mut u32, operand: &mut Vec<String>
 }
 
 impl Operator for Transpose {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Permuted)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Permuted).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         let mut sorted = self.permutation.clone();
         sorted.sort_unstable();
-        if !sorted.iter().copied().eq(0..x.ndim() as u32) {
-            return Err(TypeError::new(format!("{:?} does not permute the dims of {x}", self.permutation)));
-        }
+        ensure!(
+            sorted.iter().copied().eq(0..x.ndim() as u32),
+            "{:?} does not permute the dims of {x}",
+            self.permutation
+        );
         let dims = self.permutation.iter().map(|&i| x.dims[i as usize].clone());
         Ok(vec![Type::new(x.dtype, dims)])
     }
@@ -210,26 +205,19 @@ impl Operator for Transpose {
         let elements = x.elements.strided(&sizes, &permuted);
         vec![Tensor { dtype: x.dtype, sizes, elements }]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for Broadcast {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Repeated)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Repeated).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([x], to) = (types.operands()?, types.declared()?);
-        if x.dtype != to.dtype || broadcast(&x.dims, &to.dims)? != to.dims {
-            return Err(TypeError::new(format!("{x} does not broadcast to {to}")));
-        }
+        ensure!(
+            x.dtype == to.dtype && broadcast(&x.dims, &to.dims)? == to.dims,
+            "{x} does not broadcast to {to}"
+        );
         Ok(vec![Type::new(x.dtype, to.dims.clone())])
     }
 
@@ -251,14 +239,6 @@ impl Operator for Broadcast {
         let elements = x.elements.strided(&sizes, &broadcast_strides(&x.sizes, &sizes));
         vec![Tensor { dtype: x.dtype, sizes, elements }]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Slice {
@@ -267,16 +247,14 @@ impl Slice {
         let (ty, length) =
             (b.ty(node.operands[0]).clone(), b.ty(node.results[0]).dims[self.dim as usize].clone());
         let count = b.one_typed(Iota { dim: 0 }, &[], Type::new(DType::I64, [length]))?;
-        let strided = b.scale(count, self.step as f64)?;
-        let start = b.splat_like(strided, self.start as f64)?;
-        let places = b.add(strided, start)?;
+        let places = b.build(count * self.step as f64 + self.start as f64)?;
         b.one_typed(GatherGrad { dim: self.dim }, &[places, dout], Type::new(ty.dtype, ty.dims))
     }
 }
 
 impl Operator for Slice {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Cut)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Cut).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -284,12 +262,13 @@ impl Operator for Slice {
         let size = dim_of(x, self.dim)?;
         let mut dims: Dims = x.dims.clone();
         dims[self.dim as usize] = dim_of(to, self.dim)?.clone();
-        if x.dtype != to.dtype || dims != to.dims || self.step == 0 || self.start < 0 {
-            return Err(TypeError::new(format!(
-                "a slice of {x} along dim {} from {} with step {} cannot be {to}",
-                self.dim, self.start, self.step
-            )));
-        }
+        ensure!(
+            x.dtype == to.dtype && dims == to.dims && self.step != 0 && self.start >= 0,
+            "a slice of {x} along dim {} from {} with step {} cannot be {to}",
+            self.dim,
+            self.start,
+            self.step
+        );
         // With unbound dims the last element cannot be checked until they are bound.
         if let (Some(size), Some(length)) = (size.size(), dims[self.dim as usize].size()) {
             let last = i128::from(self.start) + i128::from(self.step) * (i128::from(length) - 1);
@@ -343,19 +322,11 @@ impl Operator for Slice {
         }
         vec![gathered(x, offsets, sizes)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for Concat {
-    fn operands(&self) -> Operands {
-        Operands::any(&[OperandRole::Data]).moving(Movement::Joined)
+    fn facts(&self) -> Facts {
+        Operands::any(&[OperandRole::Data]).moving(Movement::Joined).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -370,9 +341,10 @@ impl Operator for Concat {
                 same.get_mut(dim).ok_or_else(|| TypeError::new(format!("{ty} has no dim {dim}")))?,
                 first.dims[dim].clone(),
             );
-            if same != first.dims || ty.dtype != first.dtype {
-                return Err(TypeError::new(format!("{first} and {ty} differ outside dim {dim}")));
-            }
+            ensure!(
+                same == first.dims && ty.dtype == first.dtype,
+                "{first} and {ty} differ outside dim {dim}"
+            );
             let sum = total.size().and_then(|total| total.checked_add(size.size()?));
             total =
                 Dim::known(sum.ok_or_else(|| TypeError::new(format!("dim {dim} of {ty} must be bound")))?);
@@ -422,19 +394,11 @@ impl Operator for Concat {
         assert_eq!(start[dim], out.sizes[dim], "the operands fill the result");
         vec![out]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for Pad {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Padded)
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Padded).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -446,12 +410,12 @@ impl Operator for Pad {
             (Some(size), Some(padded)) => size.checked_add(self.before).is_some_and(|least| least <= padded),
             _ => true,
         };
-        if x.dtype != to.dtype || dims != to.dims || !fits {
-            return Err(TypeError::new(format!(
-                "padding {x} with {} elements at the start of dim {} cannot give {to}",
-                self.before, self.dim
-            )));
-        }
+        ensure!(
+            x.dtype == to.dtype && dims == to.dims && fits,
+            "padding {x} with {} elements at the start of dim {} cannot give {to}",
+            self.before,
+            self.dim
+        );
         Ok(vec![Type::new(x.dtype, dims)])
     }
 
@@ -481,13 +445,5 @@ impl Operator for Pad {
         let mut out = Tensor::splat(cx.results[0].dtype, sizes, self.value.get());
         block::write(&mut out, &start, cx.operands[0]);
         vec![out]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }

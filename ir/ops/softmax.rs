@@ -7,6 +7,7 @@ use super::elementwise::{Binary, Compare, Select, Unary};
 use super::loss::sum_dtype;
 use super::reduce::{Reduce, ReduceKind, along, rows};
 use super::*;
+use crate::Formula;
 use smallvec::SmallVec;
 
 /// `y = eˣ / Σ eˣ` along a dim.
@@ -41,37 +42,26 @@ pub(super) fn logsumexp(x: impl Iterator<Item = f64> + Clone) -> f64 {
     largest + x.map(|x| (x - largest).exp()).sum::<f64>().ln()
 }
 
-/// Reduces along a dim, which is kept with size one.
-pub(super) fn along_dim(
-    b: &mut Builder,
-    kind: ReduceKind,
-    x: ValueId,
-    dim: u32,
-) -> Result<ValueId, TypeError> {
-    b.one(Reduce { kind, dims: SmallVec::from_slice(&[dim]), keep: true }, &[x])
+/// Returns `x` reduced along a dim, which is kept with size one.
+pub(super) fn along_dim(kind: ReduceKind, x: impl Into<Formula>, dim: u32) -> Formula {
+    let reduce = Reduce { kind, dims: SmallVec::from_slice(&[dim]), keep: true };
+    Formula::node(reduce, [x.into()])
 }
 
 /// Adds nodes that compute [`logsumexp`] along a dim, which is kept with size one.
 pub(super) fn logsumexp_nodes(b: &mut Builder, x: ValueId, dim: u32) -> Result<ValueId, TypeError> {
-    let largest = along_dim(b, ReduceKind::Max, x, dim)?;
+    let largest = b.build(along_dim(ReduceKind::Max, x, dim))?;
     // Rows with only −∞ are shifted by 0, so that the logarithm of the empty sum is −∞ and not NaN.
     let (lowest, zero) = (b.splat_like(x, f64::NEG_INFINITY)?, b.splat_like(x, 0.0)?);
-    let empty = b.one(Compare::Equal, &[largest, lowest])?;
-    let shift = b.one(Select, &[empty, zero, largest])?;
-    let shifted = b.one(Binary::Sub, &[x, shift])?;
-    let exp = b.one(Unary::Exp, &[shifted])?;
-    let sum = along_dim(b, ReduceKind::Sum, exp, dim)?;
-    let log = b.one(Unary::Log, &[sum])?;
-    b.add(log, shift)
+    let shift = b.build(Select.of(Compare::Equal.of(largest, lowest), zero, largest))?;
+    b.build(Unary::Log.of(along_dim(ReduceKind::Sum, Unary::Exp.of(x - shift), dim)) + shift)
 }
 
 /// Returns the type of the result. Checks that the operands are floats of one type and have that dim.
 fn normalised<const N: usize>(dim: u32, types: &Inference) -> Result<Vec<Type>, TypeError> {
     let operands = types.operands::<N>()?;
     let first = operands[0];
-    if !first.dtype.is_float() || dim as usize >= first.ndim() {
-        return Err(TypeError::new(format!("cannot normalise dim {dim} of {first}")));
-    }
+    ensure!(first.dtype.is_float() && (dim as usize) < first.ndim(), "cannot normalise dim {dim} of {first}");
     match operands.iter().find(|ty| !ty.same_shape(first)) {
         Some(other) => Err(TypeError::new(format!("{first} and {other} have different types"))),
         None => Ok(vec![Type::new(first.dtype, first.dims.clone())]),
@@ -91,8 +81,8 @@ fn by_rows(cx: &Interp, dim: u32, row: impl Fn(&[Vec<f64>]) -> Vec<f64>) -> Vec<
 }
 
 impl Operator for Softmax {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -124,29 +114,17 @@ impl Operator for Softmax {
         })
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
-
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let dtype = b.ty(node.operands[0]).dtype;
         let x = b.cast(node.operands[0], sum_dtype(dtype))?;
-        let largest = along_dim(b, ReduceKind::Max, x, self.dim)?;
-        let shifted = b.one(Binary::Sub, &[x, largest])?;
-        let exp = b.one(Unary::Exp, &[shifted])?;
-        let sum = along_dim(b, ReduceKind::Sum, exp, self.dim)?;
-        let y = b.one(Binary::Div, &[exp, sum])?;
-        Ok(vec![b.cast(y, dtype)?])
+        let exp = b.build(Unary::Exp.of(x - along_dim(ReduceKind::Max, x, self.dim)))?;
+        Ok(vec![b.build((exp / along_dim(ReduceKind::Sum, exp, self.dim)).cast(dtype))?])
     }
 }
 
 impl Operator for SoftmaxGrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Output, OperandRole::Gradient])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Output, OperandRole::Gradient]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -177,14 +155,6 @@ impl Operator for SoftmaxGrad {
         })
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
-
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let dtype = b.ty(node.operands[0]).dtype;
         let y = b.cast(node.operands[0], sum_dtype(dtype))?;
@@ -192,20 +162,18 @@ impl Operator for SoftmaxGrad {
         // Zero times NaN counts as zero. Testing for a zero row of `d y` as `interp` does would need all devices.
         let times = |b: &mut Builder, factor: ValueId| {
             let zero = b.splat_like(y, 0.0)?;
-            let (nothing, product) = (b.one(Compare::Equal, &[factor, zero])?, b.mul(y, factor)?);
-            b.one(Select, &[nothing, zero, product])
+            b.build(Select.of(Compare::Equal.of(factor, zero), zero, y * factor))
         };
         let products = times(b, dy)?;
-        let dot = along_dim(b, ReduceKind::Sum, products, self.dim)?;
-        let apart = b.one(Binary::Sub, &[dy, dot])?;
+        let apart = b.build(dy - along_dim(ReduceKind::Sum, products, self.dim))?;
         let dx = times(b, apart)?;
         Ok(vec![b.cast(dx, dtype)?])
     }
 }
 
 impl Operator for LogSoftmax {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -220,11 +188,8 @@ impl Operator for LogSoftmax {
     /// d x = d y - eʸ·Σ d y
     fn gradient(&self, b: &mut Builder, node: NodeRef, d: &[Option<ValueId>]) -> Gradients {
         let Some(dy) = d[0] else { return Ok(vec![None]) };
-        let dims = SmallVec::from_slice(&[self.dim]);
-        let sum = b.one(Reduce { kind: ReduceKind::Sum, dims, keep: true }, &[dy])?;
-        let probability = b.one(Unary::Exp, &[node.results[0]])?;
-        let scaled = b.mul(probability, sum)?;
-        Ok(vec![Some(b.one(Binary::Sub, &[dy, scaled])?)])
+        let sum = b.build(along_dim(ReduceKind::Sum, dy, self.dim))?;
+        Ok(vec![Some(b.build(dy - Unary::Exp.of(node.results[0]) * sum)?)])
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -238,19 +203,10 @@ impl Operator for LogSoftmax {
         })
     }
 
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
-    }
-
     fn partition(&self, b: &mut Builder, node: NodeRef) -> Result<Vec<ValueId>, TypeError> {
         let dtype = b.ty(node.operands[0]).dtype;
         let x = b.cast(node.operands[0], sum_dtype(dtype))?;
         let sum = logsumexp_nodes(b, x, self.dim)?;
-        let y = b.one(Binary::Sub, &[x, sum])?;
-        Ok(vec![b.cast(y, dtype)?])
+        Ok(vec![b.build((x - sum).cast(dtype))?])
     }
 }

@@ -8,15 +8,13 @@ use super::*;
 pub struct Accumulate;
 
 impl Operator for Accumulate {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Update)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
-        if !x.dtype.is_float() {
-            return Err(TypeError::new(format!("sums floats, not {x}")));
-        }
+        ensure!(x.dtype.is_float(), "sums floats, not {x}");
         Ok(vec![Type::new(x.dtype, x.dims.clone())])
     }
 
@@ -35,13 +33,5 @@ impl Operator for Accumulate {
     /// Returns the value of one microbatch; the interpreter adds the microbatches.
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         vec![cx.operands[0].clone()]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Update)
     }
 }

@@ -5,7 +5,7 @@ use super::literal::{element_bits, from_hexadecimal};
 use super::{AXIS_ROLES, VERSION};
 use crate::timetable::{Task, Timetable};
 use crate::{
-    Axis, Blob, Claim, DType, Data, DataId, Diagnostic, Initializer, Level, Mesh, Module, Pipeline, Role,
+    Axis, Blob, Claim, DType, Data, DataId, Diagnostic, Initializer, Level, Mesh, Module, Role, StageTable,
     State, StateId, Tier, Type, ValueId, View, ViewStep,
 };
 use bytes::Bytes;
@@ -220,7 +220,7 @@ impl Parser<'_> {
     }
 
     /// Parses `NAME microbatches N stages [0, 1] { rank F0.0 … rank F1.0 … }`.
-    fn pipeline(&mut self) -> Result<Pipeline, Diagnostic> {
+    fn pipeline(&mut self) -> Result<StageTable, Diagnostic> {
         let schedule = self.name("the name of a schedule")?;
         self.expect_word("microbatches")?;
         let microbatches = self.number("the number of microbatches")?;
@@ -242,7 +242,7 @@ impl Parser<'_> {
             timetable.ranks.push(tasks);
         }
         self.expect('}')?;
-        Ok(Pipeline { schedule, microbatches, placement, delays, timetable })
+        Ok(StageTable { schedule, microbatches, placement, delays, timetable })
     }
 
     /// Parses `stage 1`, `every stage`, or nothing for stage 0.

@@ -2,7 +2,7 @@
 
 use super::Check;
 use crate::timetable;
-use crate::{Definition, EVERY_STAGE, NodeId, Phase, Pipeline, Role, ValueId};
+use crate::{Definition, EVERY_STAGE, NodeId, Phase, Role, StageTable, ValueId};
 use std::collections::BTreeSet;
 
 /// Checks invariants 20 to 22.
@@ -21,7 +21,7 @@ pub(super) fn check(c: &mut Check) {
         return;
     }
     let (dependencies, microbatches) = (c.module.dependencies(), pipeline.microbatches);
-    let Pipeline { timetable, placement, delays, .. } = pipeline;
+    let StageTable { timetable, placement, delays, .. } = pipeline;
     let verdict = match pipeline.is_asynchronous() {
         true => timetable::check_stream(timetable, placement, microbatches, delays, &dependencies),
         false => timetable::check(timetable, placement, microbatches, &dependencies),
@@ -33,7 +33,7 @@ pub(super) fn check(c: &mut Check) {
 
 /// Checks an asynchronous schedule: an update waits for no update of an earlier stage. Once states have versions, the microbatch
 /// phases of a stage with a delay read no state that updates change, since its forward runs ahead of updates.
-fn asynchronous(c: &mut Check, pipeline: &Pipeline) {
+fn asynchronous(c: &mut Check, pipeline: &StageTable) {
     let (stages, delays) = (pipeline.stages(), pipeline.delays.len());
     if delays != stages as usize {
         c.fault(format!("the table of stages has {delays} delays, and there are {stages} stages"));
@@ -68,7 +68,7 @@ fn asynchronous(c: &mut Check, pipeline: &Pipeline) {
 }
 
 /// Checks that nodes and states name existing stages.
-fn stages(c: &mut Check, pipeline: &Pipeline) {
+fn stages(c: &mut Check, pipeline: &StageTable) {
     let is_there = |stage| stage < pipeline.stages() || stage == EVERY_STAGE;
     let count = pipeline.stages();
     for (id, node) in c.nodes().filter(|(_, node)| !is_there(node.stage)) {
@@ -110,7 +110,7 @@ fn reads(c: &mut Check, id: NodeId) {
 }
 
 /// Checks that the timetable has tasks for every microbatch phase of the program.
-fn phases(c: &mut Check, pipeline: &Pipeline) {
+fn phases(c: &mut Check, pipeline: &StageTable) {
     let phases = pipeline.timetable.phases();
     for (phase, name) in Phase::ALL.into_iter().filter(|(phase, _)| phase.is_microbatch()) {
         if !phases.contains(&phase) && c.nodes().any(|(_, node)| node.phase == phase) {

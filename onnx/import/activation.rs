@@ -7,7 +7,7 @@ use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use super::gate::Gate;
-use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
+use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::{DType, Dim, Dims, ValueId};
 
 /// Above this number, `log(1 + eˣ)` equals x up to 1e-13, and `eˣ` is still far below the largest f32.
@@ -22,17 +22,16 @@ pub(super) fn activation(cx: &mut Context, call: &Call) -> Outputs {
         "Celu" => celu(cx, x, alpha(1.0))?,
         "HardSwish" => {
             let gate = hard_sigmoid(cx, x, 1.0 / 6.0, 0.5)?;
-            cx.binary(Binary::Mul, x, gate)?
+            cx.build(x * gate)?
         }
         "Mish" => {
             let soft = softplus(cx, x)?;
-            let gate = cx.unary(Unary::Tanh, soft)?;
-            cx.binary(Binary::Mul, x, gate)?
+            cx.build(x * Unary::Tanh.of(soft))?
         }
         // The constants of Klambauer et al., arXiv 1706.02515, as rounded by ONNX.
         "Selu" => {
             let elu = elu(cx, x, alpha(1.673_263_192_176_818_8))?;
-            cx.binary_with(Binary::Mul, elu, call.float("gamma").unwrap_or(1.050_701_022_148_132_3))?
+            cx.build(elu * call.float("gamma").unwrap_or(1.050_701_022_148_132_3))?
         }
         "Shrink" => shrink(cx, x, call.float("lambd").unwrap_or(0.5), call.float("bias").unwrap_or(0.0))?,
         "Swish" => swish(cx, x, alpha(1.0))?,
@@ -48,8 +47,7 @@ pub(super) fn elu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
 
 /// `min(x, bound)`, with a gradient of 1 at the bound.
 fn not_above(cx: &mut Context, x: ValueId, bound: f64) -> Built {
-    let bound = cx.b.splat_like(x, bound)?;
-    cx.binary(Binary::AtMost, bound, x)
+    cx.build(Binary::AtMost.of(bound, x))
 }
 
 /// `max(x, 0) + α(e^(m/α) - 1)` with `m = min(x, 0)`. At 0 the slope is 1.
@@ -58,36 +56,30 @@ fn celu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
         return Err(Problem::new(format!("alpha is {alpha}; it must be positive")));
     }
     let negative = not_above(cx, x, 0.0)?;
-    let scaled = cx.binary_with(Binary::Div, negative, alpha)?;
+    let scaled = cx.build(negative / alpha)?;
     exponential_side(cx, x, scaled, alpha)
 }
 
 fn exponential_side(cx: &mut Context, x: ValueId, exponent: ValueId, alpha: f64) -> Built {
-    let exp = cx.unary(Unary::Exp, exponent)?;
-    let less = cx.binary_with(Binary::Sub, exp, 1.0)?;
-    let side = cx.binary_with(Binary::Mul, less, alpha)?;
-    let relu = cx.unary(Unary::Relu, x)?;
-    cx.binary(Binary::Add, relu, side)
+    let side = cx.build((Unary::Exp.of(exponent) - 1.0) * alpha)?;
+    cx.build(Unary::Relu.of(x) + side)
 }
 
 /// `min(max(αx + β, 0), 1)`. The slope is 0 where the result is 0 or 1, also at the bounds, as in PyTorch.
 pub(super) fn hard_sigmoid(cx: &mut Context, x: ValueId, alpha: f64, beta: f64) -> Built {
-    let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
-    let shifted = cx.binary_with(Binary::Add, scaled, beta)?;
-    let low = cx.binary_with(Binary::AtLeast, shifted, 0.0)?;
-    cx.binary_with(Binary::AtMost, low, 1.0)
+    cx.build(Binary::AtMost.of(Binary::AtLeast.of(x * alpha + beta, 0.0), 1.0))
 }
 
 /// `x` where it is positive, else `αx`.
 pub(super) fn leaky_relu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
-    sloped(cx, x, |cx| cx.binary_with(Binary::Mul, x, alpha))
+    sloped(cx, x, |cx| cx.build(x * alpha))
 }
 
 /// `x` where it is positive, else the value that `scaled` builds. At 0 the slope is that of the negative side, as in PyTorch.
 fn sloped(cx: &mut Context, x: ValueId, scaled: impl FnOnce(&mut Context) -> Built) -> Built {
-    let positive = cx.compare_with(Compare::Greater, x, 0.0)?;
+    let positive = cx.build(Compare::Greater.of(x, 0.0))?;
     let scaled = scaled(cx)?;
-    cx.choose(positive, x, scaled)
+    cx.build(Select.of(positive, x, scaled))
 }
 
 /// PRelu: LeakyRelu with a slope that broadcasts to x.
@@ -102,41 +94,31 @@ pub(super) fn parametric_relu(cx: &mut Context, call: &Call) -> Outputs {
         }
         _ => slope,
     };
-    one(sloped(cx, x, |cx| cx.binary(Binary::Mul, x, slope))?)
+    one(sloped(cx, x, |cx| cx.build(x * slope))?)
 }
 
 /// `log(1 + eˣ)`; x itself where the two are equal.
 pub(super) fn softplus(cx: &mut Context, x: ValueId) -> Built {
     let bounded = not_above(cx, x, SOFTPLUS_LINEAR)?;
-    let exp = cx.unary(Unary::Exp, bounded)?;
-    let more = cx.binary_with(Binary::Add, exp, 1.0)?;
-    let log = cx.unary(Unary::Log, more)?;
-    let rest = cx.binary_with(Binary::Sub, x, SOFTPLUS_LINEAR)?;
-    let rest = cx.unary(Unary::Relu, rest)?;
-    cx.binary(Binary::Add, log, rest)
+    cx.build(Unary::Log.of(Unary::Exp.of(bounded) + 1.0) + Unary::Relu.of(x - SOFTPLUS_LINEAR))
 }
 
 /// `x / (1 + |x|)`
 pub(super) fn softsign(cx: &mut Context, x: ValueId) -> Built {
-    let size = cx.unary(Unary::Abs, x)?;
-    let below = cx.binary_with(Binary::Add, size, 1.0)?;
-    cx.binary(Binary::Div, x, below)
+    cx.build(x / (Unary::Abs.of(x) + 1.0))
 }
 
 /// `x` above α, else 0.
 pub(super) fn thresholded_relu(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
-    let above = cx.compare_with(Compare::Greater, x, alpha)?;
-    cx.choose_or(above, x, 0.0)
+    cx.build(Select.of(Compare::Greater.of(x, alpha), x, 0.0))
 }
 
 /// `x·sigmoid(αx)`
 pub(super) fn swish(cx: &mut Context, x: ValueId, alpha: f64) -> Built {
     if alpha == 1.0 {
-        return cx.unary(Unary::Silu, x);
+        return cx.build(Unary::Silu.of(x));
     }
-    let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
-    let gate = cx.unary(Unary::Sigmoid, scaled)?;
-    cx.binary(Binary::Mul, x, gate)
+    cx.build(x * Unary::Sigmoid.of(x * alpha))
 }
 
 /// `x + bias` below `-λ`, `x - bias` above `λ`, 0 between. Integers are computed as floats: an unsigned type has no `-λ`.
@@ -147,22 +129,19 @@ fn shrink(cx: &mut Context, x: ValueId, lambda: f64, bias: f64) -> Built {
         let shrunk = shrink(cx, float, lambda, bias)?;
         return Ok(cx.b.cast(shrunk, dtype)?);
     }
-    let (below, above) =
-        (cx.compare_with(Compare::Less, x, -lambda)?, cx.compare_with(Compare::Greater, x, lambda)?);
-    let (more, less) = (cx.binary_with(Binary::Add, x, bias)?, cx.binary_with(Binary::Sub, x, bias)?);
-    let right = cx.choose_or(above, less, 0.0)?;
-    cx.choose(below, more, right)
+    let (below, above) = (cx.build(Compare::Less.of(x, -lambda))?, cx.build(Compare::Greater.of(x, lambda))?);
+    cx.build(Select.of(below, x + bias, Select.of(above, x - bias, 0.0)))
 }
 
 /// IsInf, for one or both signs.
 pub(super) fn is_infinite(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let asked = |name: &str| call.int(name).unwrap_or(1) != 0;
-    let mut is = |infinity: f64| cx.compare_with(Compare::Equal, x, infinity);
+    let mut is = |infinity: f64| cx.build(Compare::Equal.of(x, infinity));
     one(match (asked("detect_positive"), asked("detect_negative")) {
         (true, true) => {
             let (positive, negative) = (is(f64::INFINITY)?, is(f64::NEG_INFINITY)?);
-            cx.b.one(Logical::Or, &[positive, negative])?
+            cx.build(Logical::Or.of(positive, negative))?
         }
         (true, false) => is(f64::INFINITY)?,
         (false, true) => is(f64::NEG_INFINITY)?,

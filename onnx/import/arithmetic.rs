@@ -1,59 +1,26 @@
-//! Short forms for building several nodes: arithmetic with numbers, reductions, counting, constants.
+//! Short forms for building several nodes: formulas, reductions, counting, constants.
 
 use super::context::{Context, Problem};
 use bytes::Bytes;
 use ir::ops::Float;
 use ir::ops::constant::{Constant, Iota};
-use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Pad;
-use ir::{Blob, DType, Data, Dim, Dims, Tensor, Type, ValueId};
+use ir::{Blob, DType, Data, Dim, Dims, Formula, Tensor, Type, ValueId};
 use smallvec::SmallVec;
 
 /// The result of building an expression of several nodes.
 pub(super) type Built = Result<ValueId, Problem>;
 
 impl Context<'_> {
-    /// Builds a function of one operand.
-    pub(super) fn unary(&mut self, op: Unary, x: ValueId) -> Built {
-        Ok(self.b.one(op, &[x])?)
-    }
-
-    /// Builds a function of two operands.
-    pub(super) fn binary(&mut self, op: Binary, x: ValueId, y: ValueId) -> Built {
-        Ok(self.b.one(op, &[x, y])?)
-    }
-
-    /// Builds a function of each element and a number: `x op number`.
-    pub(super) fn binary_with(&mut self, op: Binary, x: ValueId, number: f64) -> Built {
-        let number = self.b.splat_like(x, number)?;
-        self.binary(op, x, number)
-    }
-
-    /// Builds a comparison.
-    pub(super) fn compare(&mut self, op: Compare, x: ValueId, y: ValueId) -> Built {
-        Ok(self.b.one(op, &[x, y])?)
-    }
-
-    /// Builds a comparison of each element with a number.
-    pub(super) fn compare_with(&mut self, op: Compare, x: ValueId, number: f64) -> Built {
-        let number = self.b.splat_like(x, number)?;
-        self.compare(op, x, number)
-    }
-
-    /// Builds `condition ? x : y`.
-    pub(super) fn choose(&mut self, condition: ValueId, x: ValueId, y: ValueId) -> Built {
-        Ok(self.b.one(Select, &[condition, x, y])?)
-    }
-
-    /// Builds `condition ? x : number`.
-    pub(super) fn choose_or(&mut self, condition: ValueId, x: ValueId, number: f64) -> Built {
-        let number = self.b.splat_like(x, number)?;
-        self.choose(condition, x, number)
+    /// Builds a formula.
+    pub(super) fn build(&mut self, formula: impl Into<Formula>) -> Built {
+        Ok(self.b.build(formula)?)
     }
 
     /// Builds a reduction over these dims, given in any order. They are kept with size one.
-    pub(super) fn reduced(&mut self, kind: ReduceKind, x: ValueId, dims: &[u32]) -> Built {
+    pub(super) fn reduced(&mut self, kind: ReduceKind, x: impl Into<Formula>, dims: &[u32]) -> Built {
+        let x = self.build(x)?;
         let mut dims: SmallVec<[u32; 4]> = SmallVec::from_slice(dims);
         dims.sort_unstable();
         dims.dedup();

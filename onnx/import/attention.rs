@@ -1,22 +1,25 @@
 //! Attention as a single node (opset 23).
 
+use super::arithmetic::Built;
 use super::attention_mask::mask;
 use super::call::Call;
 use super::composed_attention::{Scores, attend};
 use super::context::{Context, Entry, Outputs, Problem};
+use super::contrib_attention::merge_heads;
 use ir::ops::Float;
 use ir::ops::attention::Attention;
 use ir::ops::shape::Concat;
-use ir::{Dim, ValueId};
+use ir::{Dim, ValueId, ensure};
 
 /// Attention in its four-dim form `[batch, heads, sequence, width]`, or in the three-dim form `[batch, sequence, heads·width]`
 /// with the numbers of heads as attributes. Past keys and values come before the new ones.
 pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     let inputs = [cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?];
     let flat = cx.ty(inputs[0]).ndim() == 3;
-    if inputs.iter().any(|&input| cx.ty(input).ndim() != if flat { 3 } else { 4 }) {
-        return Err(Problem::new("the queries, keys and values must all have three dims, or all have four"));
-    }
+    ensure!(
+        inputs.iter().all(|&input| cx.ty(input).ndim() == if flat { 3 } else { 4 }),
+        "the queries, keys and values must all have three dims, or all have four"
+    );
     let heads = [call.int("q_num_heads"), call.int("kv_num_heads"), call.int("kv_num_heads")];
     let mut operands = inputs;
     if flat {
@@ -59,17 +62,13 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
 /// Appends keys or values to the past ones. Returns them with the number of past ones.
 fn after_past(cx: &mut Context, call: &Call, i: usize, x: ValueId) -> Result<(ValueId, u64), Problem> {
     let Some(past) = cx.optional(call, i)? else { return Ok((x, 0)) };
-    if cx.ty(past).ndim() != 4 {
-        return Err(Problem::new(format!(
-            "the past key or value is {}; it must have four dims",
-            cx.ty(past)
-        )));
-    }
+    ensure!(cx.ty(past).ndim() == 4, "the past key or value is {}; it must have four dims", cx.ty(past));
     let length = cx.bound(past, 2, "counts")?;
     Ok((cx.b.one(Concat { dim: 2 }, &[past, x])?, length))
 }
 
-fn split_heads(cx: &mut Context, x: ValueId, heads: Option<i64>) -> Result<ValueId, Problem> {
+/// Reshapes `[batch, sequence, heads·width]` to `[batch, heads, sequence, width]`.
+pub(super) fn split_heads(cx: &mut Context, x: ValueId, heads: Option<i64>) -> Built {
     let ty = cx.ty(x).clone();
     let heads = heads.and_then(|heads| u64::try_from(heads).ok()).filter(|&heads| heads > 0);
     let heads = Dim::known(heads.ok_or_else(|| {
@@ -80,13 +79,4 @@ fn split_heads(cx: &mut Context, x: ValueId, heads: Option<i64>) -> Result<Value
         .ok_or_else(|| Problem::new(format!("the last dim of {ty} is not a multiple of {heads} heads")))?;
     let split = cx.b.reshape(x, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
     Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
-}
-
-fn merge_heads(cx: &mut Context, x: ValueId) -> Result<ValueId, Problem> {
-    let moved = cx.b.transpose(x, &[0, 2, 1, 3])?;
-    let dims = cx.ty(moved).dims.clone();
-    let width = dims[2]
-        .product(&dims[3])
-        .ok_or_else(|| Problem::new("the heads together are wider than 64 bits can count"))?;
-    Ok(cx.b.reshape(moved, [dims[0].clone(), dims[1].clone(), width])?)
 }

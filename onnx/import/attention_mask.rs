@@ -3,7 +3,7 @@
 use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Problem};
-use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::ops::elementwise::{Compare, Logical, Select};
 use ir::{DType, Dim, Dims, ValueId};
 
 /// A mask of scores, in dims that broadcast to `[batch, heads, queries, keys]`.
@@ -19,15 +19,15 @@ impl Mask {
     /// Merges the mask into one operand: bools, or floats that are −∞ for hidden keys.
     pub(super) fn merged(self, cx: &mut Context) -> Result<Option<ValueId>, Problem> {
         match (self.seen, self.added) {
-            (Some(seen), Some(added)) => Ok(Some(cx.choose_or(seen, added, f64::NEG_INFINITY)?)),
+            (Some(seen), Some(added)) => Ok(Some(cx.build(Select.of(seen, added, f64::NEG_INFINITY))?)),
             (seen, added) => Ok(seen.or(added)),
         }
     }
 
     /// Hides further keys. A key stays visible if it is also visible in `seen`.
-    fn and(&mut self, cx: &mut Context, seen: ValueId) -> Result<(), Problem> {
+    pub(super) fn and(&mut self, cx: &mut Context, seen: ValueId) -> Result<(), Problem> {
         self.seen = Some(match self.seen {
-            Some(other) => cx.b.one(Logical::And, &[other, seen])?,
+            Some(other) => cx.build(Logical::And.of(other, seen))?,
             None => seen,
         });
         Ok(())
@@ -64,21 +64,21 @@ pub(super) fn mask(
     if ordered {
         let place = places(cx, q, past, present)?;
         if causal {
-            let seen = cx.compare(Compare::LessEqual, key, place)?;
+            let seen = cx.build(Compare::LessEqual.of(key, place))?;
             mask.and(cx, seen)?;
         }
-        let before = cx.binary(Binary::Sub, place, key)?;
+        let before = cx.build(place - key)?;
         if let Some(left) = left {
-            let seen = cx.compare_with(Compare::LessEqual, before, left as f64)?;
+            let seen = cx.build(Compare::LessEqual.of(before, left as f64))?;
             mask.and(cx, seen)?;
         }
         if let Some(right) = right {
-            let seen = cx.compare_with(Compare::GreaterEqual, before, -(right as f64))?;
+            let seen = cx.build(Compare::GreaterEqual.of(before, -(right as f64)))?;
             mask.and(cx, seen)?;
         }
     }
     if let Some(present) = present {
-        let seen = cx.compare(Compare::Less, key, present)?;
+        let seen = cx.build(Compare::Less.of(key, present))?;
         mask.and(cx, seen)?;
     }
     Ok(mask)
@@ -91,10 +91,9 @@ fn places(cx: &mut Context, q: ValueId, past: u64, present: Option<ValueId>) -> 
     match present {
         Some(present) => {
             let queries = cx.bound(q, 2, "counts")?;
-            let first = cx.binary_with(Binary::Sub, present, queries as f64)?;
-            cx.binary(Binary::Add, query, first)
+            cx.build(query + (present - queries as f64))
         }
-        None if past > 0 => cx.binary_with(Binary::Add, query, past as f64),
+        None if past > 0 => cx.build(query + past as f64),
         None => Ok(query),
     }
 }

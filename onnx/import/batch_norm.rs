@@ -11,13 +11,16 @@ use crate::recorded::{has_folded_norm, shortened};
 use crate::{Graph, Node};
 use ir::ops::Float;
 use ir::ops::batch_norm::{BatchNorm, BatchStatistics, InTraining};
-use ir::{DataId, Diagnostic, Dim, Initializer, Module, Op, OperandRole, Role, StateId, Type, ValueId};
+use ir::{
+    DataId, Diagnostic, Dim, Initializer, Module, Op, OperandRole, Role, StateId, Type, ValueId, ensure,
+};
 
 /// Imports BatchNormalization.
 pub(super) fn batch_norm(cx: &mut Context, call: &Call) -> Outputs {
-    if call.int("spatial") == Some(0) {
-        return Err(Problem::new("statistics for each element instead of each channel are not supported"));
-    }
+    ensure!(
+        call.int("spatial") != Some(0),
+        "statistics for each element instead of each channel are not supported"
+    );
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
     // An operand with a single dim is a batch of one channel.
@@ -102,8 +105,7 @@ impl Running {
 /// `momentum·running + (1 - momentum)·batch`
 fn average(cx: &mut Context, running: ValueId, batch: ValueId, momentum: f64) -> Result<ValueId, Problem> {
     let batch = cx.b.cast(batch, cx.ty(running).dtype)?;
-    let (kept, added) = (cx.b.scale(running, momentum)?, cx.b.scale(batch, 1.0 - momentum)?);
-    Ok(cx.b.add(kept, added)?)
+    cx.build(running * momentum + batch * (1.0 - momentum))
 }
 
 /// Returns the file's tensor that an input reads, if it reads one directly.

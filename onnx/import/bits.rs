@@ -2,8 +2,8 @@
 
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
-use ir::DType;
-use ir::ops::elementwise::{Binary, Bitcast, Bitwise};
+use ir::ops::elementwise::{Bitcast, Bitwise};
+use ir::{DType, ensure};
 
 /// BitwiseAnd, BitwiseOr, BitwiseXor and BitShift. The standard does not define shifts by a negative amount. In its tests, which
 /// numpy made, they shift all bits out.
@@ -28,11 +28,9 @@ pub(super) fn bitwise(cx: &mut Context, call: &Call) -> Outputs {
 /// BitwiseNot: XOR with -1, which has all bits set.
 pub(super) fn bitwise_not(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
-    if !cx.ty(x).dtype.is_integer() {
-        return Err(Problem::new(format!("only integers have bits to invert; the operand is {}", cx.ty(x))));
-    }
+    ensure!(cx.ty(x).dtype.is_integer(), "only integers have bits to invert; the operand is {}", cx.ty(x));
     let zero = cx.b.splat_like(x, 0.0)?;
-    let ones = cx.binary_with(Binary::Sub, zero, 1.0)?;
+    let ones = cx.build(zero - 1.0)?;
     one(cx.b.one(Bitwise::Xor, &[x, ones])?)
 }
 

@@ -4,7 +4,7 @@ use super::arithmetic::Built;
 use super::attention_mask::Mask;
 use super::context::{Context, Problem};
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Compare, Unary};
+use ir::ops::elementwise::{Compare, Select, Unary};
 use ir::ops::reduce::ReduceKind;
 use ir::ops::softmax::Softmax;
 use ir::{Dim, ValueId};
@@ -35,12 +35,10 @@ pub(super) fn attend(
     put_out: Scores,
 ) -> Result<Attended, Problem> {
     let (k, v) = (repeated(cx, k, q)?, repeated(cx, v, q)?);
-    let scaled = cx.binary_with(Binary::Mul, q, scale)?;
+    let scaled = cx.build(q * scale)?;
     let mut scores = cx.b.one(Contract::new("bhqd,bhkd->bhqk"), &[scaled, k])?;
     if cap != 0.0 {
-        let small = cx.binary_with(Binary::Div, scores, cap)?;
-        let bounded = cx.unary(Unary::Tanh, small)?;
-        scores = cx.binary_with(Binary::Mul, bounded, cap)?;
+        scores = cx.build(Unary::Tanh.of(scores / cap) * cap)?;
     }
     let (masked, probabilities) = probabilities(cx, scores, mask)?;
     let out = cx.b.one(Contract::new("bhqk,bhkd->bhqd"), &[probabilities, v])?;
@@ -56,26 +54,25 @@ pub(super) fn attend(
 fn probabilities(cx: &mut Context, scores: ValueId, mask: Mask) -> Result<(ValueId, ValueId), Problem> {
     let mut masked = scores;
     if let Some(added) = mask.added {
-        masked = cx.binary(Binary::Add, masked, added)?;
+        masked = cx.build(masked + added)?;
         // A key is hidden whatever its score: ∞ - ∞ would be NaN.
-        let hidden = cx.compare_with(Compare::Equal, added, f64::NEG_INFINITY)?;
-        let lowest = cx.b.splat_like(scores, f64::NEG_INFINITY)?;
-        masked = cx.choose(hidden, lowest, masked)?;
+        let hidden = cx.build(Compare::Equal.of(added, f64::NEG_INFINITY))?;
+        masked = cx.build(Select.of(hidden, f64::NEG_INFINITY, masked))?;
     }
     if let Some(seen) = mask.seen {
-        masked = cx.choose_or(seen, masked, f64::NEG_INFINITY)?;
+        masked = cx.build(Select.of(seen, masked, f64::NEG_INFINITY))?;
     }
     let dim = cx.ty(scores).ndim() as u32 - 1;
     if mask.seen.is_none() && mask.added.is_none() {
         return Ok((masked, cx.b.one(Softmax { dim }, &[masked])?));
     }
     let largest = cx.reduced(ReduceKind::Max, masked, &[dim])?;
-    let blind = cx.compare_with(Compare::Equal, largest, f64::NEG_INFINITY)?;
+    let blind = cx.build(Compare::Equal.of(largest, f64::NEG_INFINITY))?;
     // The softmax of a row without visible keys is NaN, and so is its gradient.
     let zero = cx.b.splat_like(scores, 0.0)?;
-    let finite = cx.choose(blind, zero, masked)?;
+    let finite = cx.build(Select.of(blind, zero, masked))?;
     let softmax = cx.b.one(Softmax { dim }, &[finite])?;
-    Ok((masked, cx.choose(blind, zero, softmax)?))
+    Ok((masked, cx.build(Select.of(blind, zero, softmax))?))
 }
 
 /// Repeats each head of keys or values until there are as many as heads of queries.

@@ -5,7 +5,7 @@ use super::call::Call;
 use super::composed_reduction::length;
 use super::context::{Context, Outputs, Problem, one};
 use ir::ops::Float;
-use ir::ops::elementwise::{Binary, Compare, Unary};
+use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::ops::norm::LayerNorm;
 use ir::ops::reduce::ReduceKind;
 use ir::{Dim, Type, ValueId};
@@ -66,8 +66,7 @@ fn by_groups(cx: &mut Context, call: &Call, x: ValueId, groups: Dim, affine: [Va
     let normal = cx.b.push(LayerNorm { eps }, &[flat, unit, zero])?[0];
     let normal = cx.b.reshape(normal, ty.dims.clone())?;
     let [scale, bias] = affine.map(|value| by_channel(cx, value, &ty));
-    let scaled = cx.binary(Binary::Mul, normal, scale?)?;
-    cx.binary(Binary::Add, scaled, bias?)
+    cx.build(normal * scale? + bias?)
 }
 
 /// Reshapes a vector over channels so that it broadcasts to `like`.
@@ -84,12 +83,9 @@ pub(super) fn mean_variance(cx: &mut Context, call: &Call) -> Outputs {
     let axes = call.ints("axes").unwrap_or_else(|| vec![0, 2, 3]);
     let dims: Vec<u32> = axes.iter().map(|&axis| cx.axis(x, axis)).collect::<Result<_, _>>()?;
     let mean = cx.reduced(ReduceKind::Mean, x, &dims)?;
-    let centred = cx.binary(Binary::Sub, x, mean)?;
-    let square = cx.binary(Binary::Mul, centred, centred)?;
-    let variance = cx.reduced(ReduceKind::Mean, square, &dims)?;
-    let deviation = cx.unary(Unary::Sqrt, variance)?;
-    let below = cx.binary_with(Binary::Add, deviation, DEVIATION_FLOOR)?;
-    one(cx.binary(Binary::Div, centred, below)?)
+    let centred = cx.build(x - mean)?;
+    let variance = cx.reduced(ReduceKind::Mean, centred * centred, &dims)?;
+    one(cx.build(centred / (Unary::Sqrt.of(variance) + DEVIATION_FLOOR))?)
 }
 
 /// LpNormalization: division by the norm along a dim. Zeros stay zeros.
@@ -97,17 +93,11 @@ pub(super) fn lp_norm(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dim = cx.axis(x, call.int("axis").unwrap_or(-1))?;
     let norm = match call.int("p").unwrap_or(2) {
-        1 => {
-            let size = cx.unary(Unary::Abs, x)?;
-            cx.reduced(ReduceKind::Sum, size, &[dim])?
-        }
+        1 => cx.reduced(ReduceKind::Sum, Unary::Abs.of(x), &[dim])?,
         2 => length(cx, x, &[dim])?,
         p => return Err(Problem::new(format!("a norm of order {p} is not supported; 1 and 2 are"))),
     };
-    let empty = cx.compare_with(Compare::Equal, norm, 0.0)?;
-    let unit = cx.b.splat_like(norm, 1.0)?;
-    let divisor = cx.choose(empty, unit, norm)?;
-    one(cx.binary(Binary::Div, x, divisor)?)
+    one(cx.build(x / Select.of(Compare::Equal.of(norm, 0.0), 1.0, norm))?)
 }
 
 /// LRN (Krizhevsky et al. 2012, section 3.3): `x / (bias + α/size · Σ x²)^β`, where the sum is over the channels around each
@@ -122,16 +112,15 @@ pub(super) fn local_response(cx: &mut Context, call: &Call) -> Outputs {
             call.int("size")
         ))
     })?;
-    let square = cx.binary(Binary::Mul, x, x)?;
+    let square = cx.build(x * x)?;
     let (before, count) = ((size - 1) / 2, cx.ty(x).dims[1].clone());
     let around = cx.padded(square, 1, [before, size - 1 - before], 0.0)?;
     let mut sum = cx.b.slice(around, 1, 0, count.clone())?;
     for i in 1..size {
         let next = cx.b.slice(around, 1, i, count.clone())?;
-        sum = cx.binary(Binary::Add, sum, next)?;
+        sum = cx.build(sum + next)?;
     }
-    let scaled = cx.binary_with(Binary::Mul, sum, call.float("alpha").unwrap_or(1e-4) / size as f64)?;
-    let shifted = cx.binary_with(Binary::Add, scaled, call.float("bias").unwrap_or(1.0))?;
-    let power = cx.binary_with(Binary::Pow, shifted, -call.float("beta").unwrap_or(0.75))?;
-    one(cx.binary(Binary::Mul, x, power)?)
+    let scaled = cx.build(sum * (call.float("alpha").unwrap_or(1e-4) / size as f64))?;
+    let shifted = cx.build(scaled + call.float("bias").unwrap_or(1.0))?;
+    one(cx.build(x * Binary::Pow.of(shifted, -call.float("beta").unwrap_or(0.75)))?)
 }

@@ -4,7 +4,7 @@ use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use super::reduction::{self, Over, over};
-use ir::ops::elementwise::{Binary, Compare, Unary};
+use ir::ops::elementwise::{Compare, Select, Unary};
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Dim, Type, ValueId};
 
@@ -36,18 +36,18 @@ pub(super) fn composed(cx: &mut Context, call: &Call) -> Outputs {
     let sum = |cx: &mut Context, x: ValueId| cx.reduced(ReduceKind::Sum, x, &over.dims);
     let reduced = match call.op() {
         "ReduceL1" => {
-            let size = cx.unary(Unary::Abs, x)?;
+            let size = cx.build(Unary::Abs.of(x))?;
             sum(cx, size)?
         }
         "ReduceL2" => length(cx, x, &over.dims)?,
         "ReduceLogSum" => {
             let total = sum(cx, x)?;
-            cx.unary(Unary::Log, total)?
+            cx.build(Unary::Log.of(total))?
         }
         "ReduceLogSumExp" => log_sum_exp(cx, x, &over.dims)?,
         "ReduceProd" => product(cx, x, &over.dims)?,
         "ReduceSumSquare" => {
-            let square = cx.binary(Binary::Mul, x, x)?;
+            let square = cx.build(x * x)?;
             sum(cx, square)?
         }
         other => return Err(Problem::new(format!("`{other}` is not a reduction"))),
@@ -57,19 +57,16 @@ pub(super) fn composed(cx: &mut Context, call: &Call) -> Outputs {
 
 /// `√Σ x²`
 pub(super) fn length(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
-    let square = cx.binary(Binary::Mul, x, x)?;
-    let sum = cx.reduced(ReduceKind::Sum, square, dims)?;
+    let sum = cx.reduced(ReduceKind::Sum, x * x, dims)?;
     root_of_squares(cx, sum)
 }
 
 /// The root of a sum of squares, for norms and standard deviations. Where the sum is 0, the gradient is 0 as in PyTorch, and not
 /// the quotient of two zeros.
 pub(super) fn root_of_squares(cx: &mut Context, sum: ValueId) -> Built {
-    let none = cx.compare_with(Compare::Equal, sum, 0.0)?;
-    let (zero, unit) = (cx.b.splat_like(sum, 0.0)?, cx.b.splat_like(sum, 1.0)?);
-    let positive = cx.choose(none, unit, sum)?;
-    let root = cx.unary(Unary::Sqrt, positive)?;
-    cx.choose(none, zero, root)
+    let none = cx.build(Compare::Equal.of(sum, 0.0))?;
+    let zero = cx.b.splat_like(sum, 0.0)?;
+    cx.build(Select.of(none, zero, Unary::Sqrt.of(Select.of(none, 1.0, sum))))
 }
 
 /// Removes the reduced dims, unless they are kept.
@@ -122,17 +119,12 @@ fn highest(dtype: DType) -> f64 {
 fn log_sum_exp(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
     if dims.iter().any(|&dim| cx.ty(x).dims[dim as usize].size() == Some(0)) {
         let sum = cx.reduced(ReduceKind::Sum, x, dims)?;
-        return cx.unary(Unary::Log, sum);
+        return cx.build(Unary::Log.of(sum));
     }
     let largest = cx.reduced(ReduceKind::Max, x, dims)?;
-    let empty = cx.compare_with(Compare::Equal, largest, f64::NEG_INFINITY)?;
-    let zero = cx.b.splat_like(x, 0.0)?;
-    let shift = cx.choose(empty, zero, largest)?;
-    let shifted = cx.binary(Binary::Sub, x, shift)?;
-    let exp = cx.unary(Unary::Exp, shifted)?;
-    let sum = cx.reduced(ReduceKind::Sum, exp, dims)?;
-    let log = cx.unary(Unary::Log, sum)?;
-    cx.binary(Binary::Add, log, shift)
+    let shift = cx.build(Select.of(Compare::Equal.of(largest, f64::NEG_INFINITY), 0.0, largest))?;
+    let sum = cx.reduced(ReduceKind::Sum, Unary::Exp.of(x - shift), dims)?;
+    cx.build(Unary::Log.of(sum) + shift)
 }
 
 /// The product over dims, by repeated halving: as many multiplications as the size has bits.
@@ -150,7 +142,7 @@ fn product(cx: &mut Context, x: ValueId, dims: &[u32]) -> Built {
             let first = cx.b.slice(x, dim, 0, Dim::known(half))?;
             let second = cx.b.slice(x, dim, half, Dim::known(size - half))?;
             let second = cx.padded(second, dim, [0, 2 * half - size], 1.0)?;
-            x = cx.binary(Binary::Mul, first, second)?;
+            x = cx.build(first * second)?;
             size = half;
         }
     }
@@ -171,7 +163,7 @@ pub(super) fn cumulative_product(cx: &mut Context, call: &Call) -> Outputs {
     let mut distance = 1;
     while distance < size {
         let earlier = moved(cx, x, dim, distance, reverse)?;
-        x = cx.binary(Binary::Mul, x, earlier)?;
+        x = cx.build(x * earlier)?;
         distance *= 2;
     }
     one(x)

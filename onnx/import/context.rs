@@ -179,6 +179,16 @@ impl Context<'_> {
         ints.numbers().map(Some).ok_or_else(unbound)
     }
 
+    /// Returns known numbers that are an attribute in older operator sets, and an input in newer ones.
+    pub(super) fn attribute_or_input(
+        &self,
+        call: &Call,
+        name: &str,
+        i: usize,
+    ) -> Result<Option<Vec<i64>>, Problem> {
+        call.ints(name).map_or_else(|| self.numbers(call, i, name), |numbers| Ok(Some(numbers)))
+    }
+
     /// Returns an input that is a target shape.
     pub(super) fn shape(&self, call: &Call, i: usize) -> Result<Vec<Int>, Problem> {
         self.entry(call, i)?;

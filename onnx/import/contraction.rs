@@ -84,13 +84,13 @@ pub(super) fn gemm(cx: &mut Context, call: &Call) -> Outputs {
     let mut result = cx.b.one(contract, &[a, b])?;
     let scale = |name: &str| call.float(name).unwrap_or(1.0);
     if scale("alpha") != 1.0 {
-        result = cx.b.scale(result, scale("alpha"))?;
+        result = cx.build(result * scale("alpha"))?;
     }
     if let Some(mut bias) = cx.optional(call, 2)? {
         if scale("beta") != 1.0 {
-            bias = cx.b.scale(bias, scale("beta"))?;
+            bias = cx.build(bias * scale("beta"))?;
         }
-        result = cx.b.add(result, bias)?;
+        result = cx.build(result + bias)?;
     }
     one(result)
 }

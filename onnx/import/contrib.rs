@@ -9,7 +9,7 @@ use super::registry::Import;
 use super::{contraction, contrib_attention, contrib_group_attention, contrib_norm, conv, norm, rotary};
 use ir::ValueId;
 use ir::ops::elementwise::{Binary, Unary};
-use ir::{Dim, Dims};
+use ir::{Dim, Dims, ensure};
 
 /// The domain of these operators.
 pub(super) const DOMAIN: &str = "com.microsoft";
@@ -35,28 +35,25 @@ pub(super) const OPERATORS: &[(&[&str], Import)] = &[
 fn gelu(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     if let Some(bias) = cx.optional(call, 1)? {
-        x = cx.binary(Binary::Add, x, bias)?;
+        x = cx.build(x + bias)?;
     }
     one(match call.op() {
-        "FastGelu" => cx.unary(Unary::GeluTanh, x)?,
+        "FastGelu" => cx.build(Unary::GeluTanh.of(x))?,
         "QuickGelu" => activation::swish(cx, x, call.float("alpha").unwrap_or(1.702))?,
-        _ => cx.unary(Unary::Gelu, x)?,
+        _ => cx.build(Unary::Gelu.of(x))?,
     })
 }
 
 /// BiasSplitGelu: the first half of the last dim times the GELU of the second half.
 fn bias_split_gelu(cx: &mut Context, call: &Call) -> Outputs {
     let (x, bias) = (cx.value(call, 0)?, cx.value(call, 1)?);
-    let x = cx.binary(Binary::Add, x, bias)?;
+    let x = cx.build(x + bias)?;
     let dim = cx.axis(x, -1)?;
     let width = cx.bound(x, dim, "halves")?;
-    if !width.is_multiple_of(2) {
-        return Err(Problem::new(format!("the last dim of {} cannot be halved", cx.ty(x))));
-    }
+    ensure!(width.is_multiple_of(2), "the last dim of {} cannot be halved", cx.ty(x));
     let left = cx.b.slice(x, dim, 0, Dim::known(width / 2))?;
     let right = cx.b.slice(x, dim, width / 2, Dim::known(width / 2))?;
-    let right = cx.unary(Unary::Gelu, right)?;
-    one(cx.binary(Binary::Mul, left, right)?)
+    one(cx.build(left * Unary::Gelu.of(right))?)
 }
 
 /// FusedMatMul: a product of matrices, which may first be transposed, also with their batch dims, times α.
@@ -67,7 +64,7 @@ fn fused_matmul(cx: &mut Context, call: &Call) -> Outputs {
     let b = turned(cx, b, flag("transB"), flag("transBatchB"))?;
     let product = contraction::multiply(cx, a, b)?;
     let alpha = call.float("alpha").unwrap_or(1.0);
-    one(if alpha == 1.0 { product } else { cx.b.scale(product, alpha)? })
+    one(if alpha == 1.0 { product } else { cx.build(product * alpha)? })
 }
 
 /// Transposes a tensor of matrices: moves the first dim behind the batch dims, then swaps the last two dims.
@@ -103,18 +100,17 @@ fn fused_conv(cx: &mut Context, call: &Call) -> Outputs {
     let image = conv::conv(cx, call)?;
     let mut image = cx.materialize(image.first().unwrap_or(&Entry::Failed))?;
     if let Some(other) = cx.optional(call, 3)? {
-        image = cx.binary(Binary::Add, image, other)?;
+        image = cx.build(image + other)?;
     }
     let numbers = call.floats("activation_params").unwrap_or_default();
     match (call.string("activation"), &numbers[..]) {
         (None | Some(""), []) => one(image),
         (Some("Clip"), [low, high]) => {
-            let image = cx.binary_with(Binary::AtLeast, image, *low)?;
-            one(cx.binary_with(Binary::AtMost, image, *high)?)
+            one(cx.build(Binary::AtMost.of(Binary::AtLeast.of(image, *low), *high))?)
         }
         (Some("HardSwish"), []) => {
             let gate = activation::hard_sigmoid(cx, image, 1.0 / 6.0, 0.5)?;
-            one(cx.binary(Binary::Mul, image, gate)?)
+            one(cx.build(image * gate)?)
         }
         (Some(name), numbers) => {
             let (alphas, betas) = numbers.split_at(numbers.len().min(1));

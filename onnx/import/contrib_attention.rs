@@ -11,9 +11,9 @@ use super::contrib::dims;
 use ir::ops::Float;
 use ir::ops::attention::Attention;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::ops::elementwise::{Compare, Logical, Select};
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// The number that is added to the scores of padding if no attribute gives one.
 const FILTER: f64 = -10_000.0;
@@ -40,9 +40,7 @@ pub(super) fn without_inputs(call: &Call, inputs: &[usize], why: &str) -> Result
 /// values that are already divided into heads.
 pub(super) fn multi_head_attention(cx: &mut Context, call: &Call) -> Outputs {
     without_inputs(call, &[8, 9], "shares the buffers of the past keys and values")?;
-    if call.output(3).is_some() {
-        return Err(Problem::new("the output of the attention scores is not supported"));
-    }
+    ensure!(call.output(3).is_none(), "the output of the attention scores is not supported");
     let count = heads(call, "num_heads")?;
     let heads = projected(cx, call, count)?;
     let heads = match (cx.optional(call, 6)?, cx.optional(call, 7)?) {
@@ -64,21 +62,17 @@ pub(super) fn multi_head_attention(cx: &mut Context, call: &Call) -> Outputs {
 pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     without_inputs(call, &[4, 6], "keeps a cache")?;
     for name in ["do_rotary", "past_present_share_buffer"] {
-        if call.int(name).unwrap_or(0) != 0 {
-            return Err(Problem::new(format!("`{name}` is not supported")));
-        }
+        ensure!(call.int(name).unwrap_or(0) == 0, "`{name}` is not supported");
     }
     call.unneeded(&["rotary_embedding_dim"]);
     let count = heads(call, "num_heads")?;
     let (x, weight) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let [_, _, features]: [Dim; 3] = dims(cx, "its input", x)?;
     let [rows, width]: [Dim; 2] = dims(cx, "its weight", weight)?;
-    if rows != features {
-        return Err(Problem::new(format!("multiplies {} by {}", cx.ty(x), cx.ty(weight))));
-    }
+    ensure!(rows == features, "multiplies {} by {}", cx.ty(x), cx.ty(weight));
     let mut all = cx.b.one(Contract::new("bsi,ih->bsh"), &[x, weight])?;
     if let Some(bias) = cx.optional(call, 2)? {
-        all = cx.binary(Binary::Add, all, bias)?;
+        all = cx.build(all + bias)?;
     }
     let width = width.size().ok_or_else(|| Problem::new("the size of the weight is not bound"))?;
     let widths = match call.ints("qkv_hidden_sizes") {
@@ -92,11 +86,10 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
             widths.len()
         )));
     };
-    if sum != Some(width) {
-        return Err(Problem::new(format!(
-            "{width} columns cannot be divided into queries, keys and values of {widths:?} columns"
-        )));
-    }
+    ensure!(
+        sum == Some(width),
+        "{width} columns cannot be divided into queries, keys and values of {widths:?} columns"
+    );
     let mut cut = |start, length| cx.b.slice(all, 2, start, Dim::known(length));
     let parts = [cut(0, q_width)?, cut(q_width, k_width)?, cut(q_width + k_width, v_width)?];
     let [q, k, v] = parts.map(|part| split_heads(cx, part, count));
@@ -125,17 +118,14 @@ fn projected(cx: &mut Context, call: &Call, count: u64) -> Result<Heads, Problem
     let bias = cx.optional(call, 3)?;
     let ndim = |cx: &Context, x: ValueId| cx.ty(x).ndim();
     let packed = ndim(cx, q) == 5 || k.is_some_and(|k| ndim(cx, k) > 3);
-    if packed && bias.is_some() {
-        return Err(Problem::new("a bias on packed or split heads is not supported"));
-    }
+    ensure!(!packed || bias.is_none(), "a bias on packed or split heads is not supported");
     let unpacked = |cx: &mut Context, x: ValueId, which: u64| {
         let [_, _, heads, _, _]: [Dim; 5] = dims(cx, "packed heads", x)?;
-        if heads.size() != Some(count) {
-            return Err(Problem::new(format!(
-                "the node has {count} heads, and the packed input has {} heads",
-                cx.ty(x)
-            )));
-        }
+        ensure!(
+            heads.size() == Some(count),
+            "the node has {count} heads, and the packed input has {} heads",
+            cx.ty(x)
+        );
         let one = cx.b.slice(x, 3, which, Dim::known(1))?;
         let one = cx.without(one, 3)?;
         Ok(cx.b.transpose(one, &[0, 2, 1, 3])?)
@@ -160,12 +150,10 @@ fn biased(cx: &mut Context, values: [ValueId; 3], bias: Option<ValueId>) -> Resu
     for sum in &mut sums {
         let width = cx.axis(*sum, -1).and_then(|dim| cx.bound(*sum, dim, "adds a bias along"))?;
         let part = cx.b.slice(bias, 0, start, Dim::known(width))?;
-        *sum = cx.binary(Binary::Add, *sum, part)?;
+        *sum = cx.build(*sum + part)?;
         start += width;
     }
-    if cx.ty(bias).dims[..] != [Dim::known(start)] {
-        return Err(Problem::new(format!("the bias is {} for {start} columns", cx.ty(bias))));
-    }
+    ensure!(cx.ty(bias).dims[..] == [Dim::known(start)], "the bias is {} for {start} columns", cx.ty(bias));
     Ok(sums)
 }
 
@@ -223,22 +211,21 @@ fn padding(cx: &mut Context, call: &Call, i: usize, heads: &Heads) -> Result<Opt
                 Ok::<_, Problem>(cx.b.reshape(part, [batch.clone(), one.clone(), one.clone(), one.clone()])?)
             };
             let ends = column(cx, 0)?;
-            let before_end = cx.compare(Compare::Less, key, ends)?;
+            let before_end = cx.build(Compare::Less.of(key, ends))?;
             if *lengths == batch {
                 return Ok(Some(before_end));
             }
             let samples = batch.size().filter(|n| Some(2 * n) == lengths.size()).ok_or_else(wrong)?;
             let starts = column(cx, samples)?;
-            let from_start = cx.compare(Compare::GreaterEqual, key, starts)?;
-            Ok(Some(cx.b.one(Logical::And, &[before_end, from_start])?))
+            Ok(Some(cx.build(Logical::And.of(before_end, Compare::GreaterEqual.of(key, starts)))?))
         }
         [b, k] if *b == batch && *k == keys => {
             let wide = cx.b.reshape(mask, [batch, one.clone(), one, keys])?;
-            Ok(Some(cx.compare_with(Compare::Greater, wide, 0.0)?))
+            Ok(Some(cx.build(Compare::Greater.of(wide, 0.0))?))
         }
         [b, q, k] if *b == batch && *q == queries && *k == keys => {
             let wide = cx.with_dim(mask, 1)?;
-            Ok(Some(cx.compare_with(Compare::Greater, wide, 0.0)?))
+            Ok(Some(cx.build(Compare::Greater.of(wide, 0.0))?))
         }
         _ => Err(wrong()),
     }
@@ -255,9 +242,9 @@ fn masked(cx: &mut Context, call: &Call, padding: Option<ValueId>, bias: usize) 
                 None => cx.value(call, 0).map(|x| cx.ty(x).dtype)?,
             };
             let zero = cx.b.scalar(dtype, 0.0)?;
-            let added = cx.choose_or(seen, zero, filter)?;
+            let added = cx.build(Select.of(seen, zero, filter))?;
             Some(match bias {
-                Some(bias) => cx.binary(Binary::Add, added, bias)?,
+                Some(bias) => cx.build(added + bias)?,
                 None => added,
             })
         }
@@ -292,7 +279,7 @@ pub(super) fn scale(call: &Call, width: &Dim) -> Result<f64, Problem> {
 /// Builds the causal order: a query sees the past keys and the keys up to its own.
 pub(super) fn causal_order(cx: &mut Context, queries: Dim, keys: Dim, past: u64) -> Built {
     let query = cx.counted(DType::I64, 4, 2, queries)?;
-    let query = if past > 0 { cx.binary_with(Binary::Add, query, past as f64)? } else { query };
+    let query = if past > 0 { cx.build(query + past as f64)? } else { query };
     let key = cx.counted(DType::I64, 4, 3, keys)?;
-    cx.compare(Compare::LessEqual, key, query)
+    cx.build(Compare::LessEqual.of(key, query))
 }

@@ -7,13 +7,12 @@ use super::composed_attention::{Scores, attend};
 use super::context::{Context, Entry, Outputs, Problem};
 use super::contrib::dims;
 use super::contrib_attention::{causal_order, heads, merge_heads, scale, split_heads, without_inputs};
+use super::rotary::turn_first;
 use ir::ops::Float;
 use ir::ops::attention::Attention;
-use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::ops::elementwise::Compare;
 use ir::ops::indexing::Gather;
-use ir::ops::rotary::Rotary;
-use ir::ops::shape::Concat;
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// GroupQueryAttention of `[batch, length, heads · width]`, or of queries, keys and values packed along the last dim.
 pub(super) fn group_query_attention(cx: &mut Context, call: &Call) -> Outputs {
@@ -35,7 +34,7 @@ pub(super) fn group_query_attention(cx: &mut Context, call: &Call) -> Outputs {
     let mut mask = Mask { seen: present(cx, call, &batch, &length)?, added: cx.optional(call, 10)? };
     if let Some(size) = window {
         let seen = within(cx, &length, size)?;
-        also(cx, &mut mask, seen)?;
+        mask.and(cx, seen)?;
     }
     let out = if cap == 0.0 {
         let mut operands = vec![q, k, v];
@@ -44,7 +43,7 @@ pub(super) fn group_query_attention(cx: &mut Context, call: &Call) -> Outputs {
     } else {
         if causal {
             let seen = causal_order(cx, length.clone(), length.clone(), 0)?;
-            also(cx, &mut mask, seen)?;
+            mask.and(cx, seen)?;
         }
         attend(cx, [q, k, v], mask, [scale, cap], Scores::Capped)?.out
     };
@@ -65,14 +64,10 @@ fn refuse_what_is_not_built(cx: &Context, call: &Call) -> Result<(), Problem> {
     without_inputs(call, &[14, 15], "normalises its queries and keys")?;
     call.unneeded(&["qk_norm_epsilon", "kv_cache_bit_width"]);
     for name in ["smooth_softmax", "qk_output", "sliding_window_cache"] {
-        if call.int(name).is_some_and(|n| n > 0) {
-            return Err(Problem::new(format!("`{name}` is not supported")));
-        }
+        ensure!(call.int(name).is_none_or(|n| n <= 0), "`{name}` is not supported");
     }
     for name in ["k_quant_type", "v_quant_type"] {
-        if call.string(name).is_some_and(|kind| kind != "NONE") {
-            return Err(Problem::new(format!("`{name}` is not supported")));
-        }
+        ensure!(call.string(name).is_none_or(|kind| kind == "NONE"), "`{name}` is not supported");
     }
     Ok(())
 }
@@ -112,7 +107,7 @@ fn tables(cx: &mut Context, call: &Call, length: &Dim) -> Result<[ValueId; 2], P
         let first = cx.b.slice(row, 1, 0, Dim::known(1))?;
         let first = cx.b.reshape(first, [Dim::known(1)])?;
         let first = cx.b.cast(first, DType::I64)?;
-        places = cx.binary(Binary::Add, places, first)?;
+        places = cx.build(places + first)?;
     }
     let mut tables = [cx.value(call, 7)?, cx.value(call, 8)?];
     for table in &mut tables {
@@ -128,13 +123,7 @@ fn rotated(cx: &mut Context, x: ValueId, tables: [ValueId; 2], interleaved: bool
     let turned = turned.ok_or_else(|| {
         Problem::new(format!("the tables rotate {half} pairs, and a head has {width} elements"))
     })?;
-    let first = cx.b.slice(x, 3, 0, Dim::known(turned))?;
-    let out = cx.b.one(Rotary { interleaved }, &[first, tables[0], tables[1]])?;
-    if turned == width {
-        return Ok(out);
-    }
-    let rest = cx.b.slice(x, 3, turned, Dim::known(width - turned))?;
-    Ok(cx.b.one(Concat { dim: 3 }, &[out, rest])?)
+    turn_first(cx, x, tables, interleaved, [turned, width])
 }
 
 /// Builds the valid keys: up to and including the index in `seqlens_k`. `None` if all keys are known to be valid.
@@ -150,21 +139,12 @@ fn present(cx: &mut Context, call: &Call, batch: &Dim, length: &Dim) -> Result<O
     let one = || Dim::known(1);
     let last = cx.b.reshape(last, [batch.clone(), one(), one(), one()])?;
     let key = cx.counted(DType::I64, 4, 3, length.clone())?;
-    Ok(Some(cx.compare(Compare::LessEqual, key, last)?))
+    Ok(Some(cx.build(Compare::LessEqual.of(key, last))?))
 }
 
 /// Builds the keys that are fewer than `size` places before the query.
 fn within(cx: &mut Context, length: &Dim, size: i64) -> Built {
     let query = cx.counted(DType::I64, 4, 2, length.clone())?;
     let key = cx.counted(DType::I64, 4, 3, length.clone())?;
-    let before = cx.binary(Binary::Sub, query, key)?;
-    cx.compare_with(Compare::Less, before, size as f64)
-}
-
-fn also(cx: &mut Context, mask: &mut Mask, seen: ValueId) -> Result<(), Problem> {
-    mask.seen = Some(match mask.seen {
-        Some(other) => cx.b.one(Logical::And, &[other, seen])?,
-        None => seen,
-    });
-    Ok(())
+    cx.build(Compare::Less.of(query - key, size as f64))
 }

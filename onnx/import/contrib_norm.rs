@@ -4,11 +4,11 @@ use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
 use super::contrib;
 use ir::ops::Float;
-use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::elementwise::Compare;
 use ir::ops::indexing::Gather;
 use ir::ops::norm::{LayerNorm, RmsNorm};
 use ir::ops::reduce::ReduceKind;
-use ir::{DType, Dim, Type, ValueId};
+use ir::{DType, Dim, Type, ValueId, ensure};
 
 /// The number that ONNX Runtime adds to a variance if no attribute gives one.
 const EPSILON: f64 = 1e-12;
@@ -19,13 +19,11 @@ pub(super) fn skip_norm(cx: &mut Context, call: &Call) -> Outputs {
     let simplified = call.op() == "SkipSimplifiedLayerNormalization";
     let (input, skip, scale) = (cx.value(call, 0)?, cx.value(call, 1)?, cx.value(call, 2)?);
     let dims = cx.ty(input).dims.clone();
-    let mut sum = cx.binary(Binary::Add, input, skip)?;
+    let mut sum = cx.build(input + skip)?;
     if let Some(bias) = cx.optional(call, if simplified { 3 } else { 4 })? {
-        sum = cx.binary(Binary::Add, sum, bias)?;
+        sum = cx.build(sum + bias)?;
     }
-    if cx.ty(sum).dims != dims {
-        return Err(Problem::new(format!("adds {} to {}", cx.ty(skip), cx.ty(input))));
-    }
+    ensure!(cx.ty(sum).dims == dims, "adds {} to {}", cx.ty(skip), cx.ty(input));
     let eps = Float::new(call.float("epsilon").unwrap_or(EPSILON));
     if simplified {
         let results = cx.b.push(RmsNorm { eps }, &[sum, scale])?;
@@ -75,11 +73,11 @@ pub(super) fn embed_layer_norm(cx: &mut Context, call: &Call) -> Outputs {
         None => cx.counted(DType::I64, 1, 0, length)?,
     };
     let embedded = cx.b.one(Gather { dim: 0 }, &[places, positions])?;
-    sum = cx.binary(Binary::Add, sum, embedded)?;
+    sum = cx.build(sum + embedded)?;
     match (cx.optional(call, 1)?, cx.optional(call, 4)?) {
         (Some(ids), Some(segments)) => {
             let embedded = cx.b.one(Gather { dim: 0 }, &[segments, ids])?;
-            sum = cx.binary(Binary::Add, sum, embedded)?;
+            sum = cx.build(sum + embedded)?;
         }
         (None, None) => {}
         _ => {
@@ -94,9 +92,7 @@ pub(super) fn embed_layer_norm(cx: &mut Context, call: &Call) -> Outputs {
     let count = match cx.optional(call, 7)? {
         _ if call.output(1).is_none() => Entry::Failed,
         Some(mask) => {
-            let kept = cx.compare_with(Compare::Equal, mask, 1.0)?;
-            let kept = cx.b.cast(kept, DType::I32)?;
-            let counted = cx.reduced(ReduceKind::Sum, kept, &[1])?;
+            let counted = cx.reduced(ReduceKind::Sum, Compare::Equal.of(mask, 1.0).cast(DType::I32), &[1])?;
             Entry::Value(cx.without(counted, 1)?)
         }
         None => Entry::Value(cx.b.splat(Type::new(DType::I32, [batch]), 0.0)?),

@@ -7,7 +7,7 @@ use super::context::{Context, Outputs, Problem, one};
 use ir::ops::Float;
 use ir::ops::conv::{Conv, ConvGradInput};
 use ir::ops::shape::Pad;
-use ir::{Dim, Dims, Type, ValueId};
+use ir::{Dim, Dims, Type, ValueId, ensure};
 
 /// Conv: `x[n, channels, ..]`, `weight[out, channels/group, k..]` and perhaps a bias.
 pub(super) fn conv(cx: &mut Context, call: &Call) -> Outputs {
@@ -86,13 +86,11 @@ pub(super) fn conv_transpose(cx: &mut Context, call: &Call) -> Outputs {
 pub(super) fn with_bias(cx: &mut Context, bias: Option<ValueId>, y: ValueId) -> Built {
     let Some(bias) = bias else { return Ok(y) };
     let (given, made) = (cx.ty(bias).clone(), cx.ty(y).clone());
-    if given.dims[..] != made.dims[1..2] {
-        return Err(Problem::new(format!("bias {given} does not fit the channels of {made}")));
-    }
+    ensure!(given.dims[..] == made.dims[1..2], "bias {given} does not fit the channels of {made}");
     let ones = (2..made.ndim()).map(|_| Dim::known(1));
     let dims: Dims = given.dims.iter().cloned().chain(ones).collect();
     let bias = cx.b.reshape(bias, dims)?;
-    Ok(cx.b.add(y, bias)?)
+    cx.build(y + bias)
 }
 
 /// The attributes that both operators have.
@@ -117,11 +115,10 @@ enum Padding {
 impl Windows {
     fn of(cx: &Context, call: &Call, x: ValueId, weight: ValueId) -> Result<Self, Problem> {
         let (x, weight) = (cx.ty(x), cx.ty(weight));
-        if x.ndim() < 3 || weight.ndim() != x.ndim() {
-            return Err(Problem::new(format!(
-                "image {x} and weight {weight} must have the same number of dims, at least 3"
-            )));
-        }
+        ensure!(
+            x.ndim() >= 3 && weight.ndim() == x.ndim(),
+            "image {x} and weight {weight} must have the same number of dims, at least 3"
+        );
         let count = x.ndim() - 2;
         let group = match call.int("group") {
             None => 1,

@@ -45,7 +45,7 @@ pub(super) fn deform_conv(cx: &mut Context, call: &Call) -> Outputs {
     let read = match cx.optional(call, 4)? {
         Some(mask) => {
             let mask = cx.b.reshape(mask, column)?;
-            cx.binary(Binary::Mul, read, mask)?
+            cx.build(read * mask)?
         }
         None => read,
     };
@@ -81,9 +81,7 @@ fn moved_columns(cx: &mut Context, x: ValueId, offset: ValueId, sizes: &Sizes, r
         let windows =
             cx.computed(Tensor::float(DType::F64, vec![1, positions as usize], sizes.windows[dim].clone()))?;
         let (first, windows) = (cx.b.cast(first, dtype)?, cx.b.cast(windows, dtype)?);
-        let regular = cx.binary(Binary::Add, first, windows)?;
-        let place = cx.binary(Binary::Add, offset, regular)?;
-        let place = cx.b.reshape(place, places.clone())?;
+        let place = cx.b.reshape(offset + (first + windows), places.clone())?;
         let size = cx.bound(x, dim as u32 + 2, "samples")?;
         along.push(neighbours(cx, place, size, Interpolation::Linear, Outside::Zeros)?);
     }

@@ -5,8 +5,8 @@ use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use ir::ops::Labels;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::Compare;
-use ir::{DType, Dim, ValueId};
+use ir::ops::elementwise::{Compare, Select};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// A tensor with a different label for each dim.
 struct Labelled {
@@ -113,15 +113,13 @@ fn diagonal(cx: &mut Context, mut operand: Labelled) -> Result<Labelled, Problem
     };
     while let Some((i, j)) = twice(&operand.labels) {
         let ty = cx.ty(operand.value).clone();
-        if ty.dims[i] != ty.dims[j] {
-            return Err(Problem::new(format!(
-                "the diagonal of dims {i} and {j} of {ty} needs two dims of equal size"
-            )));
-        }
+        ensure!(
+            ty.dims[i] == ty.dims[j],
+            "the diagonal of dims {i} and {j} of {ty} needs two dims of equal size"
+        );
         let row = cx.counted(DType::I64, ty.ndim(), i as u32, ty.dims[i].clone())?;
         let column = cx.counted(DType::I64, ty.ndim(), j as u32, ty.dims[j].clone())?;
-        let hit = cx.compare(Compare::Equal, row, column)?;
-        let kept = cx.choose_or(hit, operand.value, 0.0)?;
+        let kept = cx.build(Select.of(Compare::Equal.of(row, column), operand.value, 0.0))?;
         operand.value = cx.b.sum(kept, &[j as u32])?;
         operand.labels.remove(j);
     }

@@ -5,7 +5,7 @@ use super::context::{Context, Entry, Outputs, Problem, one};
 use super::integers::{Int, Ints};
 use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::ops::softmax::{LogSoftmax, Softmax};
-use ir::{DType, Dim, Dims, ValueId};
+use ir::{DType, Dim, Dims, ValueId, ensure};
 
 /// Imports operators of one operand.
 pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
@@ -76,17 +76,20 @@ pub(super) fn binary(cx: &mut Context, call: &Call) -> Outputs {
         let dtype = if truth { DType::Bool } else { cx.known_dtype(call, 0) };
         return Ok(vec![Entry::Ints(ints, dtype)]);
     }
-    if call.input_count() > 2 && !matches!(call.op(), "Max" | "Min" | "Sum") {
-        return Err(Problem::new(format!("`{}` takes two inputs, not {}", call.op(), call.input_count())));
-    }
+    ensure!(
+        call.input_count() <= 2 || matches!(call.op(), "Max" | "Min" | "Sum"),
+        "`{}` takes two inputs, not {}",
+        call.op(),
+        call.input_count()
+    );
     let mut result = cx.value(call, 0)?;
     for i in 1..call.input_count() {
         let y = cx.value(call, i)?;
         let is_clamp = is_clamp(cx, call, y);
         let y = aligned(cx, call, result, y)?;
         result = match call.op() {
-            "Max" if is_clamp => cx.binary(Binary::AtLeast, result, y)?,
-            "Min" if is_clamp => cx.binary(Binary::AtMost, result, y)?,
+            "Max" if is_clamp => cx.build(Binary::AtLeast.of(result, y))?,
+            "Min" if is_clamp => cx.build(Binary::AtMost.of(result, y))?,
             op => apply(cx, op, result, y)?,
         };
     }
@@ -119,14 +122,14 @@ fn apply(cx: &mut Context, op: &str, x: ValueId, y: ValueId) -> Result<ValueId, 
         "Max" => arithmetic(Binary::Max),
         "Min" => arithmetic(Binary::Min),
         "Mod" => arithmetic(Binary::Mod),
-        "Equal" => Ok(cx.b.one(Compare::Equal, &[x, y])?),
-        "Less" => Ok(cx.b.one(Compare::Less, &[x, y])?),
-        "LessOrEqual" => Ok(cx.b.one(Compare::LessEqual, &[x, y])?),
-        "Greater" => Ok(cx.b.one(Compare::Greater, &[x, y])?),
-        "GreaterOrEqual" => Ok(cx.b.one(Compare::GreaterEqual, &[x, y])?),
-        "And" => Ok(cx.b.one(Logical::And, &[x, y])?),
-        "Or" => Ok(cx.b.one(Logical::Or, &[x, y])?),
-        "Xor" => Ok(cx.b.one(Logical::Xor, &[x, y])?),
+        "Equal" => cx.build(Compare::Equal.of(x, y)),
+        "Less" => cx.build(Compare::Less.of(x, y)),
+        "LessOrEqual" => cx.build(Compare::LessEqual.of(x, y)),
+        "Greater" => cx.build(Compare::Greater.of(x, y)),
+        "GreaterOrEqual" => cx.build(Compare::GreaterEqual.of(x, y)),
+        "And" => cx.build(Logical::And.of(x, y)),
+        "Or" => cx.build(Logical::Or.of(x, y)),
+        "Xor" => cx.build(Logical::Xor.of(x, y)),
         other => Err(Problem::new(format!("`{other}` is not an elementwise function of two operands"))),
     }
 }
@@ -139,8 +142,7 @@ pub(super) fn pow(cx: &mut Context, call: &Call) -> Outputs {
     let y = aligned(cx, call, x, y)?;
     let computed = if dtype.is_integer() && cx.ty(y).dtype.is_float() { DType::F64 } else { dtype };
     let (base, exponent) = (cx.b.cast(x, computed)?, cx.b.cast(y, computed)?);
-    let power = cx.binary(Binary::Pow, base, exponent)?;
-    one(cx.b.cast(power, dtype)?)
+    one(cx.build(Binary::Pow.of(base, exponent).cast(dtype))?)
 }
 
 /// Imports Where.
@@ -201,7 +203,7 @@ pub(super) fn clip(cx: &mut Context, call: &Call) -> Outputs {
             None => cx.optional(call, i)?,
         };
         if let Some(bound) = bound {
-            x = cx.binary(op, x, bound)?;
+            x = cx.build(op.of(x, bound))?;
         }
     }
     one(x)

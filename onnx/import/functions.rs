@@ -17,70 +17,53 @@ pub(super) fn unary(cx: &mut Context, call: &Call) -> Outputs {
         "Acosh" => logarithm_with_root(cx, x, -1.0)?,
         // sign x · log(|x| + √(x² + 1)): with |x| there is no cancellation.
         "Asinh" => {
-            let (sign, size) = (cx.unary(Unary::Sign, x)?, cx.unary(Unary::Abs, x)?);
+            let (sign, size) = (cx.build(Unary::Sign.of(x))?, cx.build(Unary::Abs.of(x))?);
             let log = logarithm_with_root(cx, size, 1.0)?;
-            cx.binary(Binary::Mul, sign, log)?
+            cx.build(sign * log)?
         }
         // ½ log((1 + x) / (1 - x))
         "Atanh" => {
             let (above, below) = one_plus_and_minus(cx, x)?;
-            let quotient = cx.binary(Binary::Div, above, below)?;
-            let log = cx.unary(Unary::Log, quotient)?;
-            cx.binary_with(Binary::Mul, log, 0.5)?
+            cx.build(Unary::Log.of(above / below) * 0.5)?
         }
         // 2 atan(x / (1 + √(1 - x²))) and 2 atan √((1 - x) / (1 + x)): half angles, which are accurate for all x.
         "Asin" => {
             let (above, below) = one_plus_and_minus(cx, x)?;
-            let product = cx.binary(Binary::Mul, above, below)?;
-            let root = cx.unary(Unary::Sqrt, product)?;
-            let divisor = cx.binary_with(Binary::Add, root, 1.0)?;
-            let tangent = cx.binary(Binary::Div, x, divisor)?;
+            let tangent = cx.build(x / (Unary::Sqrt.of(above * below) + 1.0))?;
             twice_the_angle(cx, tangent)?
         }
         "Acos" => {
             let (above, below) = one_plus_and_minus(cx, x)?;
-            let quotient = cx.binary(Binary::Div, below, above)?;
-            let tangent = cx.unary(Unary::Sqrt, quotient)?;
+            let tangent = cx.build(Unary::Sqrt.of(below / above))?;
             twice_the_angle(cx, tangent)?
         }
         "Cosh" => exponentials(cx, x, Binary::Add)?,
         "Sinh" => exponentials(cx, x, Binary::Sub)?,
-        "Tan" => {
-            let (sin, cos) = (cx.unary(Unary::Sin, x)?, cx.unary(Unary::Cos, x)?);
-            cx.binary(Binary::Div, sin, cos)?
-        }
+        "Tan" => cx.build(Unary::Sin.of(x) / Unary::Cos.of(x))?,
         other => return Err(Problem::new(format!("`{other}` is not a function of one number"))),
     })
 }
 
 /// `1 + x` and `1 - x`
 fn one_plus_and_minus(cx: &mut Context, x: ValueId) -> Result<(ValueId, ValueId), Problem> {
-    let above = cx.binary_with(Binary::Add, x, 1.0)?;
-    let unit = cx.b.splat_like(x, 1.0)?;
-    Ok((above, cx.binary(Binary::Sub, unit, x)?))
+    let above = cx.build(x + 1.0)?;
+    Ok((above, cx.build(1.0 - x)?))
 }
 
 /// `2 atan(tangent)`
 fn twice_the_angle(cx: &mut Context, tangent: ValueId) -> Built {
-    let angle = cx.unary(Unary::Atan, tangent)?;
-    cx.binary_with(Binary::Mul, angle, 2.0)
+    cx.build(Unary::Atan.of(tangent) * 2.0)
 }
 
 /// `log(x + √(x² + shift))`
 fn logarithm_with_root(cx: &mut Context, x: ValueId, shift: f64) -> Built {
-    let square = cx.binary(Binary::Mul, x, x)?;
-    let shifted = cx.binary_with(Binary::Add, square, shift)?;
-    let root = cx.unary(Unary::Sqrt, shifted)?;
-    let sum = cx.binary(Binary::Add, x, root)?;
-    cx.unary(Unary::Log, sum)
+    cx.build(Unary::Log.of(x + Unary::Sqrt.of(x * x + shift)))
 }
 
 /// `½(eˣ op e⁻ˣ)`
 fn exponentials(cx: &mut Context, x: ValueId, op: Binary) -> Built {
-    let negative = cx.unary(Unary::Neg, x)?;
-    let (rising, falling) = (cx.unary(Unary::Exp, x)?, cx.unary(Unary::Exp, negative)?);
-    let both = cx.binary(op, rising, falling)?;
-    cx.binary_with(Binary::Mul, both, 0.5)
+    let negative = cx.build(-x)?;
+    cx.build(op.of(Unary::Exp.of(x), Unary::Exp.of(negative)) * 0.5)
 }
 
 /// Mean of several tensors, element by element.
@@ -88,9 +71,9 @@ pub(super) fn mean(cx: &mut Context, call: &Call) -> Outputs {
     let mut sum = cx.value(call, 0)?;
     for i in 1..call.input_count() {
         let x = cx.value(call, i)?;
-        sum = cx.binary(Binary::Add, sum, x)?;
+        sum = cx.build(sum + x)?;
     }
-    one(cx.binary_with(Binary::Mul, sum, 1.0 / call.input_count() as f64)?)
+    one(cx.build(sum * (1.0 / call.input_count() as f64))?)
 }
 
 /// Mod: the result has the sign of the divisor, or with `fmod` the sign of the dividend.
@@ -101,15 +84,10 @@ pub(super) fn modulo(cx: &mut Context, call: &Call) -> Outputs {
     let (x, y) = (cx.value(call, 0)?, cx.value(call, 1)?);
     if !cx.ty(x).dtype.is_float() {
         // Division of integers truncates towards zero.
-        let quotient = cx.binary(Binary::Div, x, y)?;
-        let product = cx.binary(Binary::Mul, quotient, y)?;
-        return one(cx.binary(Binary::Sub, x, product)?);
+        return one(cx.build(x - x / y * y)?);
     }
     // |x| mod |y| with the sign of x.
-    let (sign, dividend, divisor) =
-        (cx.unary(Unary::Sign, x)?, cx.unary(Unary::Abs, x)?, cx.unary(Unary::Abs, y)?);
-    let rest = cx.binary(Binary::Mod, dividend, divisor)?;
-    one(cx.binary(Binary::Mul, sign, rest)?)
+    one(cx.build(Unary::Sign.of(x) * Binary::Mod.of(Unary::Abs.of(x), Unary::Abs.of(y)))?)
 }
 
 /// Imports Det.

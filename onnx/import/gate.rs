@@ -5,7 +5,7 @@ use super::activation;
 use super::arithmetic::Built;
 use super::context::{Context, Problem};
 use ir::ValueId;
-use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::elementwise::Unary;
 
 /// An activation with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,23 +84,16 @@ impl Gate {
     pub(super) fn of(self, cx: &mut Context, x: ValueId) -> Built {
         let Self { kind, alpha, beta } = self;
         match kind {
-            Kind::Affine => {
-                let scaled = cx.binary_with(Binary::Mul, x, alpha)?;
-                cx.binary_with(Binary::Add, scaled, beta)
-            }
+            Kind::Affine => cx.build(x * alpha + beta),
             Kind::Elu => activation::elu(cx, x, alpha),
             Kind::HardSigmoid => activation::hard_sigmoid(cx, x, alpha, beta),
             Kind::LeakyRelu => activation::leaky_relu(cx, x, alpha),
-            Kind::Relu => cx.unary(Unary::Relu, x),
-            Kind::ScaledTanh => {
-                let inner = cx.binary_with(Binary::Mul, x, beta)?;
-                let tanh = cx.unary(Unary::Tanh, inner)?;
-                cx.binary_with(Binary::Mul, tanh, alpha)
-            }
-            Kind::Sigmoid => cx.unary(Unary::Sigmoid, x),
+            Kind::Relu => cx.build(Unary::Relu.of(x)),
+            Kind::ScaledTanh => cx.build(Unary::Tanh.of(x * beta) * alpha),
+            Kind::Sigmoid => cx.build(Unary::Sigmoid.of(x)),
             Kind::Softplus => activation::softplus(cx, x),
             Kind::Softsign => activation::softsign(cx, x),
-            Kind::Tanh => cx.unary(Unary::Tanh, x),
+            Kind::Tanh => cx.build(Unary::Tanh.of(x)),
             Kind::ThresholdedRelu => activation::thresholded_relu(cx, x, alpha),
         }
     }

@@ -6,8 +6,7 @@ use super::context::{Context, Outputs, Problem, one};
 use super::shape;
 use ir::ops::constant::Iota;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::Binary;
-use ir::{DType, Dim, Tensor, Type};
+use ir::{DType, Dim, Tensor, Type, ensure};
 use std::f64::consts::TAU;
 
 /// Range. Integers are built by `shape`, floats as `start + i·delta`.
@@ -26,14 +25,12 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
     }
     let [start, limit, delta] = bounds;
     let count = ((limit - start) / delta).ceil().max(0.0);
-    if !count.is_finite() || count >= u32::MAX.into() {
-        return Err(Problem::new(format!(
-            "the range from {start} to {limit} by {delta} has too many elements"
-        )));
-    }
+    ensure!(
+        count.is_finite() && count < u32::MAX.into(),
+        "the range from {start} to {limit} by {delta} has too many elements"
+    );
     let places = cx.b.one_typed(Iota { dim: 0 }, &[], Type::of(dtype, &[count as u64]))?;
-    let steps = cx.binary_with(Binary::Mul, places, delta)?;
-    one(cx.binary_with(Binary::Add, steps, start)?)
+    one(cx.build(places * delta + start)?)
 }
 
 /// BlackmanWindow, HammingWindow and HannWindow: sums of cosines, over a period (by default) or symmetric.

@@ -4,7 +4,7 @@ use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, dim, one};
 use super::integers::{Int, Ints};
 use ir::ops::detach::Detach;
-use ir::ops::elementwise::Compare;
+use ir::ops::elementwise::{Compare, Select};
 use ir::ops::indexing::{Gather, GatherElements, GatherNd};
 use ir::ops::reduce::CumulativeSum;
 use ir::tensor::{Tensor, offsets, strides};
@@ -50,12 +50,12 @@ fn padding_row(call: &Call) -> Option<i64> {
 
 /// Detaches the looked-up rows whose index is `row`.
 fn without_gradient(cx: &mut Context, rows: ValueId, indices: ValueId, row: i64) -> Result<ValueId, Problem> {
-    let is_padding = cx.compare_with(Compare::Equal, indices, row as f64)?;
+    let is_padding = cx.build(Compare::Equal.of(indices, row as f64))?;
     let mut dims = cx.ty(indices).dims.clone();
     dims.resize(cx.ty(rows).ndim(), Dim::known(1));
     let is_padding = cx.b.reshape(is_padding, dims)?;
     let detached = cx.b.one(Detach, &[rows])?;
-    cx.choose(is_padding, detached, rows)
+    cx.build(Select.of(is_padding, detached, rows))
 }
 
 /// Returns the rows of a known table at known indices; `None` if an index is an unbound size, or if the rows exceed the limit.

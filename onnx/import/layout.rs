@@ -4,9 +4,9 @@ use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use super::shape;
-use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::elementwise::{Compare, Select};
 use ir::ops::indexing::{Gather, GatherElements};
-use ir::{DType, Dim, Tensor, Type, ValueId};
+use ir::{DType, Dim, Tensor, Type, ValueId, ensure};
 
 /// SpaceToDepth and DepthToSpace: `blocksize` × `blocksize` positions become channels, or the reverse.
 pub(super) fn space_and_depth(cx: &mut Context, call: &Call) -> Outputs {
@@ -56,10 +56,7 @@ pub(super) fn reverse_sequence(cx: &mut Context, call: &Call) -> Outputs {
     let lengths = cx.b.cast(lengths, DType::I64)?;
     let lengths = cx.b.reshape(lengths, along)?;
     let places = cx.counted(DType::I64, ty.ndim(), time, ty.dims[time as usize].clone())?;
-    let inside = cx.compare(Compare::Less, places, lengths)?;
-    let last = cx.binary_with(Binary::Sub, lengths, 1.0)?;
-    let mirrored = cx.binary(Binary::Sub, last, places)?;
-    let places = cx.choose(inside, mirrored, places)?;
+    let places = cx.build(Select.of(Compare::Less.of(places, lengths), lengths - 1.0 - places, places))?;
     let places = cx.b.broadcast(places, ty.dims)?;
     one(cx.b.one(GatherElements { dim: time }, &[x, places])?)
 }
@@ -71,8 +68,8 @@ pub(super) fn triangle(cx: &mut Context, call: &Call) -> Outputs {
     let upper = call.int("upper").unwrap_or(1) != 0;
     let distance = distance(cx, &cx.ty(x).clone(), k)?;
     let side = if upper { Compare::GreaterEqual } else { Compare::LessEqual };
-    let kept = cx.compare_with(side, distance, 0.0)?;
-    one(cx.choose_or(kept, x, 0.0)?)
+    let kept = cx.build(side.of(distance, 0.0))?;
+    one(cx.build(Select.of(kept, x, 0.0))?)
 }
 
 /// EyeLike: a matrix with the dims of another, with ones on the diagonal `k`.
@@ -81,20 +78,16 @@ pub(super) fn eye_like(cx: &mut Context, call: &Call) -> Outputs {
     let ty = cx.ty(x).clone();
     let dtype = if call.int("dtype").is_some() { call.dtype("dtype")? } else { ty.dtype };
     let distance = distance(cx, &ty, call.int("k").unwrap_or(0))?;
-    let hit = cx.compare_with(Compare::Equal, distance, 0.0)?;
-    one(cx.b.cast(hit, dtype)?)
+    one(cx.build(Compare::Equal.of(distance, 0.0).cast(dtype))?)
 }
 
 /// Builds the distance of each element of a matrix to the right of the diagonal `k`: i64, with leading dims of size one.
 fn distance(cx: &mut Context, ty: &Type, k: i64) -> Built {
     let ndim = ty.ndim();
-    if ndim < 2 {
-        return Err(Problem::new(format!("the operand must be a matrix; it is {ty}")));
-    }
+    ensure!(ndim >= 2, "the operand must be a matrix; it is {ty}");
     let row = cx.counted(DType::I64, ndim, ndim as u32 - 2, ty.dims[ndim - 2].clone())?;
     let column = cx.counted(DType::I64, ndim, ndim as u32 - 1, ty.dims[ndim - 1].clone())?;
-    let right = cx.binary(Binary::Sub, column, row)?;
-    cx.binary_with(Binary::Sub, right, k as f64)
+    cx.build(column - row - k as f64)
 }
 
 /// CenterCropPad: cuts or pads each dim evenly on both sides; padding is zeros.
@@ -102,9 +95,7 @@ pub(super) fn center_crop_pad(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let target = cx.numbers(call, 1, "shape")?.ok_or_else(|| Problem::new("needs `shape`"))?;
     let axes = call.ints("axes").unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
-    if axes.len() != target.len() {
-        return Err(Problem::new(format!("there are {} sizes for {} axes", target.len(), axes.len())));
-    }
+    ensure!(axes.len() == target.len(), "there are {} sizes for {} axes", target.len(), axes.len());
     for (&axis, &target) in axes.iter().zip(&target) {
         let dim = cx.axis(x, axis)?;
         let size = cx.bound(x, dim, "crops")?;
@@ -136,18 +127,9 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
         other => return Err(Problem::new(format!("the padding mode `{other}` is unknown"))),
     };
     let mut x = cx.value(call, 0)?;
-    let pads = match call.ints("pads") {
-        Some(pads) => Some(pads),
-        None => cx.numbers(call, 1, "pads")?,
-    };
-    let pads = pads.ok_or_else(|| Problem::new("needs `pads`"))?;
-    let axes = cx.numbers(call, 3, "axes")?.unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
-    if pads.len() != 2 * axes.len() {
-        return Err(Problem::new(format!("there are {} pads for {} dims", pads.len(), axes.len())));
-    }
-    for (i, &axis) in axes.iter().enumerate() {
+    for (axis, pads) in shape::pads(cx, call, x)? {
         let dim = cx.axis(x, axis)?;
-        x = bordered(cx, x, dim, [pads[i], pads[i + axes.len()]], source)?;
+        x = bordered(cx, x, dim, pads, source)?;
     }
     one(x)
 }

@@ -4,7 +4,6 @@ use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
 use super::weighted_loss::{classes_last, classes_second, likelihood};
 use ir::ops::Float;
-use ir::ops::elementwise::Binary;
 use ir::ops::loss::CrossEntropy;
 use ir::ops::softmax::LogSoftmax;
 use ir::{DType, ValueId};
@@ -51,7 +50,7 @@ fn mean_or_sum(
     };
     let results = cx.b.push(op, &[logits, labels])?;
     match reduction {
-        "mean" => Ok(cx.b.one(Binary::Div, &[results[0], results[1]])?),
+        "mean" => cx.build(results[0] / results[1]),
         "sum" => Ok(results[0]),
         other => Err(Problem::new(format!(
             "the reduction `{other}` is unknown; `none`, `sum` and `mean` are known"

@@ -4,9 +4,9 @@ use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Compare, Logical};
+use ir::ops::elementwise::{Compare, Logical};
 use ir::ops::reduce::ReduceKind;
-use ir::{DType, Dim, Tensor, ValueId};
+use ir::{DType, Dim, Tensor, ValueId, ensure};
 
 /// The largest supported `max_skip_count`.
 const MOST_SKIPS: u64 = 64;
@@ -24,9 +24,10 @@ struct Grams {
 pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let ty = cx.ty(x).clone();
-    if !ty.dtype.is_integer() || !matches!(ty.ndim(), 1 | 2) {
-        return Err(Problem::new(format!("n-grams are counted in integers of one or two dims, not in {ty}")));
-    }
+    ensure!(
+        ty.dtype.is_integer() && matches!(ty.ndim(), 1 | 2),
+        "n-grams are counted in integers of one or two dims, not in {ty}"
+    );
     let (grams, width) = pool(call)?;
     let number = |name: &str| {
         let number = call.int(name).and_then(|n| u64::try_from(n).ok());
@@ -34,11 +35,7 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
     };
     let (shortest, longest) = (number("min_gram_length")?, number("max_gram_length")?);
     let skips = number("max_skip_count")?;
-    if skips > MOST_SKIPS {
-        return Err(Problem::new(format!(
-            "{skips} skipped places are not supported; at most {MOST_SKIPS} are"
-        )));
-    }
+    ensure!(skips <= MOST_SKIPS, "{skips} skipped places are not supported; at most {MOST_SKIPS} are");
     let rows = if ty.ndim() == 2 { x } else { cx.with_dim(x, 0)? };
     let size = cx.bound(rows, 1, "counts n-grams in")?;
     let batch = cx.ty(rows).dims[0].clone();
@@ -49,7 +46,7 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
         for step in 1..=steps {
             if step.saturating_mul(grams.length as u64 - 1) < size {
                 let found = counted(cx, rows, grams, [step, size], width)?;
-                counts = cx.binary(Binary::Add, counts, found)?;
+                counts = cx.build(counts + found)?;
             }
         }
     }
@@ -59,8 +56,7 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
         "TF" => counts,
         "TFIDF" => weighted(cx, counts, &weights)?,
         "IDF" => {
-            let there = cx.compare_with(Compare::Greater, counts, 0.0)?;
-            let there = cx.b.cast(there, DType::F32)?;
+            let there = cx.build(Compare::Greater.of(counts, 0.0).cast(DType::F32))?;
             weighted(cx, there, &weights)?
         }
         other => return Err(Problem::new(format!("the mode `{other}` is unknown"))),
@@ -71,9 +67,10 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
 /// Returns the n-grams by length, and the number of columns.
 fn pool(call: &Call) -> Result<(Vec<Grams>, usize), Problem> {
     let wrong = || Problem::new("the pool of n-grams does not fit its counts and indexes");
-    if call.strings("pool_strings").is_some_and(|pool| !pool.is_empty()) {
-        return Err(Problem::new("n-grams of strings are not supported; programs compute with numbers only"));
-    }
+    ensure!(
+        !call.strings("pool_strings").is_some_and(|pool| !pool.is_empty()),
+        "n-grams of strings are not supported; programs compute with numbers only"
+    );
     let (pool, starts) =
         (call.ints("pool_int64s").ok_or_else(wrong)?, call.ints("ngram_counts").ok_or_else(wrong)?);
     let columns = call.ints("ngram_indexes").ok_or_else(wrong)?;
@@ -116,9 +113,9 @@ fn counted(cx: &mut Context, rows: ValueId, grams: &Grams, [step, size]: [u64; 2
         let numbers: Vec<i64> = grams.numbers.iter().skip(i).step_by(grams.length).copied().collect();
         let numbers = cx.computed(Tensor::int(DType::I64, vec![numbers.len(), 1], numbers))?;
         let numbers = cx.b.cast(numbers, dtype)?;
-        let equal = cx.compare(Compare::Equal, read, numbers)?;
+        let equal = cx.build(Compare::Equal.of(read, numbers))?;
         found = Some(match found {
-            Some(found) => cx.b.one(Logical::And, &[found, equal])?,
+            Some(found) => cx.build(Logical::And.of(found, equal))?,
             None => equal,
         });
     }
@@ -138,5 +135,5 @@ fn weighted(cx: &mut Context, x: ValueId, weights: &[f64]) -> Built {
         return Ok(x);
     }
     let weights = cx.computed(Tensor::float(DType::F32, vec![weights.len()], weights.to_vec()))?;
-    cx.binary(Binary::Mul, x, weights)
+    cx.build(x * weights)
 }

@@ -88,7 +88,7 @@ pub(super) fn layer_norm(cx: &mut Context, call: &Call) -> Outputs {
     let mut y = cx.b.reshape(results[0], ty.dims.clone())?;
     for (op, tensor) in [Binary::Mul, Binary::Add].into_iter().zip(given) {
         if let Some(wide) = tensor.filter(|&tensor| !is_narrow(cx, tensor, &ty, axis)) {
-            y = cx.binary(op, y, wide)?;
+            y = cx.build(op.of(y, wide))?;
         }
     }
     let mean = statistic(cx, results[1], ty.ndim())?;
@@ -110,7 +110,7 @@ pub(super) fn rms_norm(cx: &mut Context, call: &Call) -> Outputs {
     let results = cx.b.push(RmsNorm { eps }, &[flat, scale])?;
     let mut y = cx.b.reshape(results[0], ty.dims.clone())?;
     if narrow.is_none() {
-        y = cx.binary(Binary::Mul, y, given)?;
+        y = cx.build(y * given)?;
     }
     let rstd = statistic(cx, results[1], ty.ndim())?;
     Ok(vec![Entry::Value(y), rstd])

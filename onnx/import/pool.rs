@@ -9,7 +9,7 @@ use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::pool::{AvgPool, MaxPool, Window, Windows};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::shape::Pad;
-use ir::{DType, Dim, Op, Type, ValueId};
+use ir::{DType, Dim, Op, Type, ValueId, ensure};
 
 /// MaxPool. Integers are pooled as floats, which represent all of ONNX's integer types for pooling exactly.
 pub(super) fn max_pool(cx: &mut Context, call: &Call) -> Outputs {
@@ -93,7 +93,7 @@ pub(super) fn global_lp_pool(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dims = spatial(cx, x)?.map(|i| i as u32 + 2).collect();
     let p = order(call)?;
-    let size = cx.b.one(Unary::Abs, &[x])?;
+    let size = cx.build(Unary::Abs.of(x))?;
     let powers = power(cx, size, p)?;
     let sum = cx.b.one(Reduce { kind: ReduceKind::Sum, dims, keep: true }, &[powers])?;
     one(power(cx, sum, 1.0 / p)?)
@@ -113,10 +113,10 @@ pub(super) fn lp_pool(cx: &mut Context, call: &Call) -> Outputs {
     let windows = Sliding::of(cx, call, x)?.padded();
     let p = order(call)?;
     let covered: f64 = windows.iter().map(|window| window.size as f64).product();
-    let size = cx.b.one(Unary::Abs, &[x])?;
+    let size = cx.build(Unary::Abs.of(x))?;
     let powers = power(cx, size, p)?;
     let mean = cx.b.one(AvgPool { windows, count_padding: true }, &[powers])?;
-    let sum = cx.b.scale(mean, covered)?;
+    let sum = cx.build(mean * covered)?;
     one(power(cx, sum, 1.0 / p)?)
 }
 
@@ -124,18 +124,13 @@ fn power(cx: &mut Context, x: ValueId, exponent: f64) -> Result<ValueId, Problem
     if exponent == 1.0 {
         return Ok(x);
     }
-    let exponent = cx.b.splat_like(x, exponent)?;
-    Ok(cx.b.one(Binary::Pow, &[x, exponent])?)
+    cx.build(Binary::Pow.of(x, exponent))
 }
 
 /// Returns the range of the dims after batch and channels.
 pub(super) fn spatial(cx: &Context, x: ValueId) -> Result<std::ops::Range<usize>, Problem> {
     let ty = cx.ty(x);
-    if ty.ndim() < 3 {
-        return Err(Problem::new(format!(
-            "pooling needs dims after the batch and the channels, and {ty} has none"
-        )));
-    }
+    ensure!(ty.ndim() >= 3, "pooling needs dims after the batch and the channels, and {ty} has none");
     Ok(0..ty.ndim() - 2)
 }
 

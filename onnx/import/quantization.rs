@@ -4,7 +4,7 @@
 use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
-use ir::ops::elementwise::{Binary, Compare, Unary};
+use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::ops::reduce::ReduceKind;
 use ir::{DType, Dim, Type, ValueId};
 
@@ -26,7 +26,7 @@ pub(super) fn quantize_linear(cx: &mut Context, call: &Call) -> Outputs {
     let spread = Spread::of(call, &ty);
     let (x, scale) = (cx.b.cast(x, precision)?, cx.b.cast(scale, precision)?);
     let scale = spread.apply(cx, scale)?;
-    let scaled = cx.binary(Binary::Div, x, scale)?;
+    let scaled = cx.build(x / scale)?;
     let zero = zero.map(|zero| spread.apply(cx, zero)).transpose()?;
     one(saturated(cx, scaled, zero, to)?)
 }
@@ -45,12 +45,11 @@ pub(super) fn dequantize_linear(cx: &mut Context, call: &Call) -> Outputs {
     if let Some(zero) = zero {
         let zero = spread.apply(cx, zero)?;
         let zero = cx.b.cast(zero, precision)?;
-        x = cx.binary(Binary::Sub, x, zero)?;
+        x = cx.build(x - zero)?;
     }
     let scale = spread.apply(cx, scale)?;
     let scale = cx.b.cast(scale, precision)?;
-    let y = cx.binary(Binary::Mul, x, scale)?;
-    one(cx.b.cast(y, to)?)
+    one(cx.build((x * scale).cast(to))?)
 }
 
 /// DynamicQuantizeLinear: to u8, with the scale and zero point that just cover all elements and 0.
@@ -61,41 +60,35 @@ pub(super) fn dynamic_quantize_linear(cx: &mut Context, call: &Call) -> Outputs 
     let extreme = |cx: &mut Context, kind: ReduceKind, op: Binary| -> Built {
         let all = cx.reduced(kind, x, &dims)?;
         let all = cx.b.reshape(all, [])?;
-        cx.binary_with(op, all, 0.0)
+        cx.build(op.of(all, 0.0))
     };
     let largest = extreme(cx, ReduceKind::Max, Binary::Max)?;
     let smallest = extreme(cx, ReduceKind::Min, Binary::Min)?;
-    let range = cx.binary(Binary::Sub, largest, smallest)?;
-    let flat = cx.compare_with(Compare::Equal, range, 0.0)?;
-    let unit = cx.b.splat_like(range, 1.0)?;
-    let range = cx.choose(flat, unit, range)?;
-    let scale = cx.binary_with(Binary::Div, range, 255.0)?;
-    let below = cx.binary(Binary::Div, smallest, scale)?;
-    let below = cx.unary(Unary::Neg, below)?;
+    let range = cx.build(largest - smallest)?;
+    let scale = cx.build(Select.of(Compare::Equal.of(range, 0.0), 1.0, range) / 255.0)?;
+    let below = cx.build(-(smallest / scale))?;
     let zero = saturated(cx, below, None, DType::U8)?;
-    let scaled = cx.binary(Binary::Div, x, scale)?;
+    let scaled = cx.build(x / scale)?;
     let y = saturated(cx, scaled, Some(zero), DType::U8)?;
     Ok(vec![Entry::Value(y), Entry::Value(scale), Entry::Value(zero)])
 }
 
 /// Rounds floats, adds a zero point, and clamps to the range of an integer type.
 pub(super) fn saturated(cx: &mut Context, x: ValueId, zero: Option<ValueId>, to: DType) -> Built {
-    let [least, most] = match to {
+    let [least, most]: [f64; 2] = match to {
         DType::I8 => [i8::MIN.into(), i8::MAX.into()],
         DType::U8 => [u8::MIN.into(), u8::MAX.into()],
         DType::I16 => [i16::MIN.into(), i16::MAX.into()],
         DType::U16 => [u16::MIN.into(), u16::MAX.into()],
         other => return Err(Problem::new(format!("quantization to {} is not supported", other.name()))),
     };
-    let mut rounded = cx.unary(Unary::Round, x)?;
+    let mut rounded = cx.build(Unary::Round.of(x))?;
     if let Some(zero) = zero {
         let dtype = cx.ty(rounded).dtype;
         let zero = cx.b.cast(zero, dtype)?;
-        rounded = cx.binary(Binary::Add, rounded, zero)?;
+        rounded = cx.build(rounded + zero)?;
     }
-    let above = cx.binary_with(Binary::Max, rounded, least)?;
-    let inside = cx.binary_with(Binary::Min, above, most)?;
-    Ok(cx.b.cast(inside, to)?)
+    cx.build(Binary::Min.of(Binary::Max.of(rounded, least), most).cast(to))
 }
 
 /// Returns the type to compute in. Half precision cannot represent 16-bit integers.

@@ -6,7 +6,6 @@ use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use super::quantization::saturated;
 use super::{contraction, conv};
-use ir::ops::elementwise::Binary;
 use ir::{DType, Dim, ValueId};
 
 /// The dim of an operand to which a vector of scales or zero points belongs.
@@ -45,8 +44,7 @@ pub(super) fn q_linear_matmul(cx: &mut Context, call: &Call) -> Outputs {
     let product = contraction::multiply(cx, a, b)?;
     let (a_scale, b_scale) =
         (scale(cx, call, 1, a, ScaledDim::Rows)?, scale(cx, call, 4, b, ScaledDim::Columns)?);
-    let product = cx.binary(Binary::Mul, product, a_scale)?;
-    let product = cx.binary(Binary::Mul, product, b_scale)?;
+    let product = cx.build(product * a_scale * b_scale)?;
     quantized(cx, call, product, ScaledDim::Rows)
 }
 
@@ -59,8 +57,7 @@ pub(super) fn q_linear_conv(cx: &mut Context, call: &Call) -> Outputs {
     let image = conv::with_bias(cx, bias, image)?;
     let (x_scale, w_scale) =
         (scale(cx, call, 1, image, ScaledDim::Channels)?, scale(cx, call, 4, image, ScaledDim::Channels)?);
-    let image = cx.binary(Binary::Mul, image, x_scale)?;
-    let image = cx.binary(Binary::Mul, image, w_scale)?;
+    let image = cx.build(image * x_scale * w_scale)?;
     quantized(cx, call, image, ScaledDim::Channels)
 }
 
@@ -69,7 +66,7 @@ fn quantized(cx: &mut Context, call: &Call, x: ValueId, along: ScaledDim) -> Out
     let out_scale = scale(cx, call, 6, x, along)?;
     let zero = cx.value(call, 7)?;
     let to = cx.ty(zero).dtype;
-    let scaled = cx.binary(Binary::Div, x, out_scale)?;
+    let scaled = cx.build(x / out_scale)?;
     let zero = laid(cx, zero, x, along)?;
     one(saturated(cx, scaled, Some(zero), to)?)
 }
@@ -82,7 +79,7 @@ fn centred(cx: &mut Context, call: &Call, [x, zero]: [usize; 2], along: ScaledDi
     let Some(zero) = zero else { return Ok(wide) };
     let zero = cx.b.cast(zero, DType::F64)?;
     let zero = laid(cx, zero, wide, along)?;
-    cx.binary(Binary::Sub, wide, zero)
+    cx.build(wide - zero)
 }
 
 /// Returns a scale in f64 that broadcasts to `like`.

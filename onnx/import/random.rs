@@ -4,9 +4,9 @@
 use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
-use ir::ops::elementwise::{Binary, Compare, Unary};
+use ir::ops::elementwise::{Compare, Unary};
 use ir::ops::random::RandomUniform;
-use ir::{DType, Dim, Dims, Type};
+use ir::{DType, Dim, Dims, Type, ensure};
 use std::f64::consts::TAU;
 
 /// RandomUniform and RandomUniformLike: numbers from `low` to below `high`.
@@ -27,14 +27,9 @@ pub(super) fn normal(cx: &mut Context, call: &Call) -> Outputs {
     let radius = drawn(cx, &ty.dims)?;
     // The numbers become greater than 0 and at most 1. This is exact, because they are multiples of 2⁻²⁴.
     let radius = scaled(cx, radius, -1.0, 1.0)?;
-    let radius = cx.unary(Unary::Log, radius)?;
-    let radius = cx.binary_with(Binary::Mul, radius, -2.0)?;
-    let radius = cx.unary(Unary::Sqrt, radius)?;
+    let radius = cx.build(Unary::Sqrt.of(Unary::Log.of(radius) * -2.0))?;
     let angle = drawn(cx, &ty.dims)?;
-    let angle = cx.binary_with(Binary::Sub, angle, 0.5)?;
-    let angle = cx.binary_with(Binary::Mul, angle, TAU)?;
-    let sine = cx.unary(Unary::Sin, angle)?;
-    let normal = cx.binary(Binary::Mul, radius, sine)?;
+    let normal = cx.build(radius * Unary::Sin.of((angle - 0.5) * TAU))?;
     let scaled = scaled(cx, normal, scale, mean)?;
     one(cx.b.cast(scaled, ty.dtype)?)
 }
@@ -46,8 +41,7 @@ pub(super) fn bernoulli(cx: &mut Context, call: &Call) -> Outputs {
     let dtype = if call.int("dtype").is_some() { call.dtype("dtype")? } else { own.dtype };
     let drawn = drawn(cx, &own.dims)?;
     let probability = cx.b.cast(probability, DType::F32)?;
-    let below = cx.compare(Compare::Less, drawn, probability)?;
-    one(cx.b.cast(below, dtype)?)
+    one(cx.build(Compare::Less.of(drawn, probability).cast(dtype))?)
 }
 
 /// Returns the type of the result: that of the input, or with the attribute `shape`.
@@ -71,9 +65,7 @@ fn result(cx: &mut Context, call: &Call) -> Result<Type, Problem> {
         },
     };
     let dtype = if call.int("dtype").is_some() { call.dtype("dtype")? } else { dims.dtype };
-    if !dtype.is_float() {
-        return Err(Problem::new(format!("random numbers must be floats, not {dtype}")));
-    }
+    ensure!(dtype.is_float(), "random numbers must be floats, not {dtype}");
     Ok(dims.with_dtype(dtype))
 }
 
@@ -88,8 +80,8 @@ fn drawn(cx: &mut Context, dims: &Dims) -> Built {
 
 /// `x · scale + offset`
 fn scaled(cx: &mut Context, x: ir::ValueId, scale: f64, offset: f64) -> Built {
-    let x = if scale == 1.0 { x } else { cx.binary_with(Binary::Mul, x, scale)? };
-    if offset == 0.0 { Ok(x) } else { cx.binary_with(Binary::Add, x, offset) }
+    let x = if scale == 1.0 { x } else { cx.build(x * scale)? };
+    if offset == 0.0 { Ok(x) } else { cx.build(x + offset) }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
-use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::elementwise::{Compare, Select};
 use ir::ops::indexing::GatherElements;
 use ir::ops::ranking::TopK;
 use ir::ops::reduce::ReduceKind;
@@ -26,11 +26,10 @@ fn place(cx: &mut Context, x: ValueId, dim: u32, kind: ReduceKind, last: bool) -
     let size = cx.bound(x, dim, "searches")?;
     let x = if ty.dtype == DType::Bool { cx.b.cast(x, DType::I32)? } else { x };
     let extreme = cx.reduced(kind, x, &[dim])?;
-    let hit = cx.compare(Compare::Equal, x, extreme)?;
+    let hit = cx.build(Compare::Equal.of(x, extreme))?;
     let places = cx.counted(DType::I64, ty.ndim(), dim, Dim::known(size))?;
     let (outside, pick) = if last { (-1.0, ReduceKind::Max) } else { (size as f64, ReduceKind::Min) };
-    let places = cx.choose_or(hit, places, outside)?;
-    cx.reduced(pick, places, &[dim])
+    cx.reduced(pick, Select.of(hit, places, outside), &[dim])
 }
 
 /// Hardmax: one at the first largest element, else zero. Before opset 13 all dims from `axis` on are flattened.
@@ -50,9 +49,7 @@ pub(super) fn hardmax(cx: &mut Context, call: &Call) -> Outputs {
     let place = place(cx, wide, axis, ReduceKind::Max, false)?;
     let (ndim, size) = (cx.ty(wide).ndim(), cx.ty(wide).dims[axis as usize].clone());
     let places = cx.counted(DType::I64, ndim, axis, size)?;
-    let hit = cx.compare(Compare::Equal, places, place)?;
-    let hard = cx.b.cast(hit, ty.dtype)?;
-    one(cx.b.reshape(hard, ty.dims)?)
+    one(cx.b.reshape(Compare::Equal.of(places, place).cast(ty.dtype), ty.dims)?)
 }
 
 /// TopK: the k largest (or smallest) elements along a dim, sorted, and their indices. Equal elements keep their order.
@@ -94,16 +91,14 @@ pub(super) fn one_hot(cx: &mut Context, call: &Call) -> Outputs {
     let dim = dim.ok_or_else(|| Problem::new(format!("axis {axis} is not a dim of the result")))?;
     // Negative indices count from the end. Indices outside select no class.
     let indices = cx.b.cast(indices, DType::I64)?;
-    let negative = cx.compare_with(Compare::Less, indices, 0.0)?;
-    let from_end = cx.binary_with(Binary::Add, indices, depth as f64)?;
-    let indices = cx.choose(negative, from_end, indices)?;
+    let indices = cx.build(Select.of(Compare::Less.of(indices, 0.0), indices + depth as f64, indices))?;
     let indices = cx.with_dim(indices, dim)?;
     let classes = cx.counted(DType::I64, total, dim, Dim::known(depth as u64))?;
-    let hit = cx.compare(Compare::Equal, indices, classes)?;
+    let hit = cx.build(Compare::Equal.of(indices, classes))?;
     let mut pick = |at: u64| -> Built {
         let value = cx.b.slice(values, 0, at, Dim::known(1))?;
         Ok(cx.b.reshape(value, [])?)
     };
     let (off, on) = (pick(0)?, pick(1)?);
-    one(cx.choose(hit, on, off)?)
+    one(cx.build(Select.of(hit, on, off))?)
 }

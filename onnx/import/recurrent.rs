@@ -10,9 +10,9 @@ use super::context::{Context, Entry, Outputs, Problem};
 use super::gate::Gate;
 use super::recurrent_cell::{Cell, Kind, State};
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Compare};
+use ir::ops::elementwise::{Compare, Select};
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// The most steps into which all recurrent layers of a file together are unrolled.
 const MOST_STEPS: u64 = 16_384;
@@ -68,9 +68,7 @@ impl Layer {
                 )));
             }
         };
-        if cx.ty(x).ndim() != 3 {
-            return Err(Problem::new(format!("the input is {}; it must have three dims", cx.ty(x))));
-        }
+        ensure!(cx.ty(x).ndim() == 3, "the input is {}; it must have three dims", cx.ty(x));
         let batch_first = match call.int("layout").unwrap_or(0) {
             0 => false,
             1 => true,
@@ -138,7 +136,7 @@ impl Layer {
         let bias = self.bias(cx, call, direction)?;
         let projected = cx.b.one(Contract::new("tbi,gi->tbg"), &[self.x, w])?;
         let projected = match bias {
-            Some([of_input, _]) => cx.binary(Binary::Add, projected, of_input)?,
+            Some([of_input, _]) => cx.build(projected + of_input)?,
             None => projected,
         };
         let recurrent_bias = bias.map(|[_, recurrent]| recurrent);
@@ -146,7 +144,7 @@ impl Layer {
         // bias.
         let reset_after = self.kind == Kind::Gru && self.linear_before_reset;
         let (projected, recurrent_bias) = match recurrent_bias {
-            Some(bias) if !reset_after => (cx.binary(Binary::Add, projected, bias)?, None),
+            Some(bias) if !reset_after => (cx.build(projected + bias)?, None),
             bias => (projected, bias),
         };
         let cell = Cell {
@@ -184,13 +182,13 @@ impl Layer {
             // After the end of a batch entry, its state stays unchanged and its outputs are zero.
             let (seen, out) = match self.lengths {
                 Some(lengths) => {
-                    let there = cx.compare_with(Compare::Greater, lengths, time as f64)?;
-                    let hidden = cx.choose(there, next.hidden, state.hidden)?;
+                    let there = cx.build(Compare::Greater.of(lengths, time as f64))?;
+                    let hidden = cx.build(Select.of(there, next.hidden, state.hidden))?;
                     let cell = match (next.cell, state.cell) {
-                        (Some(new), Some(old)) => Some(cx.choose(there, new, old)?),
+                        (Some(new), Some(old)) => Some(cx.build(Select.of(there, new, old))?),
                         _ => None,
                     };
-                    (State { hidden, cell }, cx.choose_or(there, next.hidden, 0.0)?)
+                    (State { hidden, cell }, cx.build(Select.of(there, next.hidden, 0.0))?)
                 }
                 None => (next, next.hidden),
             };
@@ -305,9 +303,7 @@ fn gates(call: &Call, kind: Kind, directions: usize) -> Result<Vec<Gate>, Proble
         Some(names) => names.iter().map(String::as_str).collect(),
         None => kind.defaults().iter().copied().cycle().take(count).collect(),
     };
-    if names.len() != count {
-        return Err(Problem::new(format!("the node has {} activations; it needs {count}", names.len())));
-    }
+    ensure!(names.len() == count, "the node has {} activations; it needs {count}", names.len());
     let list = |name: &str| call.floats(name).unwrap_or_default();
     Gate::all(&names, &list("activation_alpha"), &list("activation_beta"))
 }

@@ -6,9 +6,9 @@ use super::context::{Context, Entry, Outputs, Problem};
 use super::conv::with_bias;
 use ir::ops::contract::Contract;
 use ir::ops::conv::Conv;
-use ir::ops::elementwise::{Binary, Unary};
+use ir::ops::elementwise::Unary;
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, Type, ValueId};
+use ir::{DType, Dim, Type, ValueId, ensure};
 use smallvec::SmallVec;
 use std::slice::from_ref;
 
@@ -39,7 +39,7 @@ pub(super) fn linear_attention(cx: &mut Context, call: &Call) -> Outputs {
     let width = cx.bound(q, 4, "attends over")?;
     // A scale of 0 means the default.
     let scale = call.float("scale").filter(|&scale| scale != 0.0).unwrap_or(1.0 / (width as f64).sqrt());
-    let q = cx.binary_with(Binary::Mul, q, scale)?;
+    let q = cx.build(q * scale)?;
     let (batch, heads) = (cx.ty(k).dims[0].clone(), recurrence.heads.clone());
     let state = [batch, heads, cx.ty(k).dims[3].clone(), cx.ty(v).dims[3].clone()];
     let (mut state, state_dtype) = match past {
@@ -93,15 +93,16 @@ impl Recurrence {
             "gated_delta" => (true, true),
             other => return Err(Problem::new(format!("the update rule `{other}` is unknown"))),
         };
-        if call.input(4).is_some() != gated || call.input(5).is_some() != delta {
-            return Err(Problem::new(format!("the node's inputs do not fit its update rule `{rule}`")));
-        }
+        ensure!(
+            call.input(4).is_some() == gated && call.input(5).is_some() == delta,
+            "the node's inputs do not fit its update rule `{rule}`"
+        );
         let q = split(cx, call, 0, &[heads.clone(), group], wide)?;
         let k = split(cx, call, 1, from_ref(&heads), wide)?;
         let v = split(cx, call, 2, from_ref(&heads), wide)?;
         let decay = if gated {
             let decay = split(cx, call, 4, from_ref(&heads), wide)?;
-            Some(cx.unary(Unary::Exp, decay)?)
+            Some(cx.build(Unary::Exp.of(decay))?)
         } else {
             None
         };
@@ -112,11 +113,10 @@ impl Recurrence {
             None
         };
         let steps = cx.bound(k, 1, "attends over")?;
-        if steps == 0 || steps > MOST_STEPS {
-            return Err(Problem::new(format!(
-                "attention over {steps} steps is not supported; 1 to {MOST_STEPS} steps are"
-            )));
-        }
+        ensure!(
+            steps != 0 && steps <= MOST_STEPS,
+            "attention over {steps} steps is not supported; 1 to {MOST_STEPS} steps are"
+        );
         Ok((Self { steps, heads, decay, beta }, [q, k, v]))
     }
 
@@ -126,18 +126,16 @@ impl Recurrence {
         if let Some(decay) = self.decay {
             let decay = at(cx, decay, step)?;
             let decay = cx.with_dim(decay, 3)?;
-            state = cx.binary(Binary::Mul, state, decay)?;
+            state = cx.build(state * decay)?;
         }
         if let Some(beta) = self.beta {
             let read = cx.b.one(Contract::new("bhdm,bhd->bhm"), &[state, k])?;
             let beta = at(cx, beta, step)?;
             let beta = cx.with_dim(beta, 2)?;
-            let error = cx.binary(Binary::Sub, v, read)?;
-            v = cx.binary(Binary::Mul, error, beta)?;
+            v = cx.build((v - read) * beta)?;
         }
         let (column, row) = (cx.with_dim(k, 3)?, cx.with_dim(v, 2)?);
-        let product = cx.binary(Binary::Mul, column, row)?;
-        cx.binary(Binary::Add, state, product)
+        cx.build(state + column * row)
     }
 }
 
@@ -164,10 +162,10 @@ fn at(cx: &mut Context, x: ValueId, step: u64) -> Built {
 pub(super) fn causal_conv(cx: &mut Context, call: &Call) -> Outputs {
     let (x, weight) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let (image, kernel) = (cx.ty(x).clone(), cx.ty(weight).clone());
-    if image.ndim() != 3 || kernel.ndim() != 3 || kernel.dims[0] != image.dims[1] || !kernel.dims[1].is_one()
-    {
-        return Err(Problem::new(format!("weight {kernel} does not fit signal {image}")));
-    }
+    ensure!(
+        image.ndim() == 3 && kernel.ndim() == 3 && kernel.dims[0] == image.dims[1] && kernel.dims[1].is_one(),
+        "weight {kernel} does not fit signal {image}"
+    );
     let (length, taps) = (cx.bound(x, 2, "convolves")?, cx.bound(weight, 2, "convolves with")?);
     let before = taps.checked_sub(1).ok_or_else(|| Problem::new(format!("the weight {kernel} is empty")))?;
     let whole = match cx.optional(call, 3)? {
@@ -187,7 +185,7 @@ pub(super) fn causal_conv(cx: &mut Context, call: &Call) -> Outputs {
     let y = with_bias(cx, bias, y)?;
     let y = match call.string("activation").unwrap_or("none") {
         "none" => y,
-        "silu" | "swish" => cx.unary(Unary::Silu, y)?,
+        "silu" | "swish" => cx.build(Unary::Silu.of(y))?,
         other => return Err(Problem::new(format!("the activation `{other}` is unknown"))),
     };
     let state = cx.b.slice(whole, 2, length, Dim::known(before))?;

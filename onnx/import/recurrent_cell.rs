@@ -88,32 +88,30 @@ impl Cell {
         let (gates, from_state) = if self.reset_after {
             let product = self.recurrent(cx, before, self.weight)?;
             let product = match self.bias {
-                Some(bias) => cx.binary(Binary::Add, product, bias)?,
+                Some(bias) => cx.build(product + bias)?,
                 None => product,
             };
             let (of_x, of_state) = (self.gate(cx, x, 0, 2)?, self.gate(cx, product, 0, 2)?);
-            (cx.binary(Binary::Add, of_x, of_state)?, Some(self.gate(cx, product, 2, 1)?))
+            (cx.build(of_x + of_state)?, Some(self.gate(cx, product, 2, 1)?))
         } else {
             let weight = cx.b.slice(self.weight, 0, 0, Dim::known(2 * self.hidden))?;
             let (of_x, of_state) = (self.gate(cx, x, 0, 2)?, self.recurrent(cx, before, weight)?);
-            (cx.binary(Binary::Add, of_x, of_state)?, None)
+            (cx.build(of_x + of_state)?, None)
         };
         let (update, reset) = (self.gate(cx, gates, 0, 1)?, self.gate(cx, gates, 1, 1)?);
         let (update, reset) = (self.activated(cx, 0, update)?, self.activated(cx, 0, reset)?);
         let from_state = match from_state {
-            Some(product) => cx.binary(Binary::Mul, reset, product)?,
+            Some(product) => cx.build(reset * product)?,
             None => {
                 let weight = cx.b.slice(self.weight, 0, 2 * self.hidden, Dim::known(self.hidden))?;
-                let kept = cx.binary(Binary::Mul, reset, before)?;
+                let kept = cx.build(reset * before)?;
                 self.recurrent(cx, kept, weight)?
             }
         };
         let of_x = self.gate(cx, x, 2, 1)?;
-        let sum = cx.binary(Binary::Add, of_x, from_state)?;
+        let sum = cx.build(of_x + from_state)?;
         let new = self.activated(cx, 1, sum)?;
-        let change = cx.binary(Binary::Sub, before, new)?;
-        let kept = cx.binary(Binary::Mul, update, change)?;
-        cx.binary(Binary::Add, new, kept)
+        cx.build(new + update * (before - new))
     }
 
     /// `Cₜ = f·Cₜ₋₁ + i·c`, `Hₜ = o·h(Cₜ)`. The output gate's peephole reads the new cell.
@@ -126,8 +124,7 @@ impl Cell {
         let input = self.peeped(cx, input, 0, before)?;
         let input = self.activated(cx, 0, input)?;
         let forget = if self.input_forget {
-            let one = cx.b.splat_like(input, 1.0)?;
-            cx.binary(Binary::Sub, one, input)?
+            cx.build(1.0 - input)?
         } else {
             let forget = self.gate(cx, sums, 2, 1)?;
             let forget = self.peeped(cx, forget, 2, before)?;
@@ -135,19 +132,18 @@ impl Cell {
         };
         let new = self.gate(cx, sums, 3, 1)?;
         let new = self.activated(cx, 1, new)?;
-        let (kept, taken) = (cx.binary(Binary::Mul, forget, before)?, cx.binary(Binary::Mul, input, new)?);
-        let cell = cx.binary(Binary::Add, kept, taken)?;
+        let cell = cx.build(forget * before + input * new)?;
         let output = self.gate(cx, sums, 1, 1)?;
         let output = self.peeped(cx, output, 1, cell)?;
         let output = self.activated(cx, 0, output)?;
         let shown = self.gates[2].of(cx, cell)?;
-        Ok(State { hidden: cx.binary(Binary::Mul, output, shown)?, cell: Some(cell) })
+        Ok(State { hidden: cx.build(output * shown)?, cell: Some(cell) })
     }
 
     /// Adds the projected state to the projected input.
     fn with_state(&self, cx: &mut Context, x: ValueId, hidden: ValueId) -> Built {
         let product = self.recurrent(cx, hidden, self.weight)?;
-        cx.binary(Binary::Add, x, product)
+        cx.build(x + product)
     }
 
     fn recurrent(&self, cx: &mut Context, hidden: ValueId, weight: ValueId) -> Built {
@@ -162,16 +158,12 @@ impl Cell {
     /// Adds a peephole to a gate, if the cell has peepholes.
     fn peeped(&self, cx: &mut Context, gate: ValueId, which: usize, cell: ValueId) -> Built {
         let Some(peepholes) = self.peepholes else { return Ok(gate) };
-        let seen = cx.binary(Binary::Mul, cell, peepholes[which])?;
-        cx.binary(Binary::Add, gate, seen)
+        cx.build(gate + cell * peepholes[which])
     }
 
     fn activated(&self, cx: &mut Context, which: usize, sum: ValueId) -> Built {
         let sum = match self.clip {
-            Some(clip) => {
-                let low = cx.binary_with(Binary::AtLeast, sum, -clip)?;
-                cx.binary_with(Binary::AtMost, low, clip)?
-            }
+            Some(clip) => cx.build(Binary::AtMost.of(Binary::AtLeast.of(sum, -clip), clip))?,
             None => sum,
         };
         self.gates[which].of(cx, sum)

@@ -42,10 +42,7 @@ pub(super) struct Over {
 
 /// Returns the dims that a node reduces; `None` if it names none and `noop_with_empty_axes` is set.
 pub(super) fn over(cx: &Context, call: &Call, x: ValueId) -> Result<Option<Over>, Problem> {
-    let axes = match call.ints("axes") {
-        Some(axes) => Some(axes),
-        None => cx.numbers(call, 1, "axes")?,
-    };
+    let axes = cx.attribute_or_input(call, "axes", 1)?;
     let axes = axes.filter(|axes| !axes.is_empty());
     if axes.is_none() && call.int("noop_with_empty_axes") == Some(1) {
         return Ok(None);

@@ -5,9 +5,9 @@ use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
 use super::resampling::{Coordinates, Filter, Nearest, Resampling, Weighted};
-use ir::ops::elementwise::Binary;
+use ir::ops::elementwise::{Binary, Select};
 use ir::ops::indexing::Gather;
-use ir::{DType, Dim, Tensor, ValueId};
+use ir::{DType, Dim, Tensor, ValueId, ensure};
 
 /// The resizing of one dim.
 struct ResizedDim {
@@ -28,9 +28,11 @@ pub(super) fn resize(cx: &mut Context, call: &Call) -> Outputs {
         if from == size && scale == 1.0 && !crops {
             continue;
         }
-        if from == 0 || size == 0 || from.max(size) > Context::MOST_COMPUTED {
-            return Err(Problem::new(format!("dim {dim} of {} cannot be resized to {size}", cx.ty(x))));
-        }
+        ensure!(
+            from != 0 && size != 0 && from.max(size) <= Context::MOST_COMPUTED,
+            "dim {dim} of {} cannot be resized to {size}",
+            cx.ty(x)
+        );
         let weighted = how.along(from, size, scale, region);
         x = resampled(cx, x, dim, &weighted)?;
         if weighted.outside.contains(&true) {
@@ -139,10 +141,10 @@ fn resampled(cx: &mut Context, x: ValueId, dim: u32, weighted: &Weighted) -> Bui
             let dtype = cx.ty(x).dtype;
             let weights = cx.b.cast(weights, dtype)?;
             let weights = along(cx, weights, ndim, dim)?;
-            read = cx.binary(Binary::Mul, read, weights)?;
+            read = cx.build(read * weights)?;
         }
         sum = Some(match sum {
-            Some(sum) => cx.binary(Binary::Add, sum, read)?,
+            Some(sum) => cx.build(sum + read)?,
             None => read,
         });
     }
@@ -155,7 +157,7 @@ fn extrapolated(cx: &mut Context, x: ValueId, dim: u32, outside: Vec<bool>, numb
     let inside: Vec<bool> = outside.into_iter().map(|outside| !outside).collect();
     let inside = cx.computed(Tensor::bool(vec![inside.len()], inside))?;
     let inside = along(cx, inside, ndim, dim)?;
-    cx.choose_or(inside, x, number)
+    cx.build(Select.of(inside, x, number))
 }
 
 /// Reshapes a vector so that it lies along a dim of `ndim` dims.

@@ -1,13 +1,14 @@
 //! RotaryEmbedding (opset 23), and SwiGLU, the gate of feed-forward blocks in many models that use it.
 
 use super::activation;
+use super::arithmetic::Built;
+use super::attention::split_heads;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
-use ir::ops::elementwise::Binary;
 use ir::ops::indexing::Gather;
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// RotaryEmbedding of `[batch, heads, sequence, width]`, or of `[batch, sequence, heads·width]` with the number of heads as an
 /// attribute. It rotates all elements of each head, or the first `rotary_embedding_dim`. The tables have a row for each position
@@ -15,10 +16,8 @@ use ir::{DType, Dim, ValueId};
 pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
     let input = cx.value(call, 0)?;
     let ty = cx.ty(input).clone();
-    let x = if ty.ndim() == 3 { heads_apart(cx, call, input)? } else { input };
-    if cx.ty(x).ndim() != 4 {
-        return Err(Problem::new(format!("the operand is {ty}; it must have three or four dims")));
-    }
+    let x = if ty.ndim() == 3 { split_heads(cx, input, call.int("num_heads"))? } else { input };
+    ensure!(cx.ty(x).ndim() == 4, "the operand is {ty}; it must have three or four dims");
     let mut tables = [cx.value(call, 1)?, cx.value(call, 2)?];
     let positions = cx.optional(call, 3)?;
     for table in &mut tables {
@@ -38,34 +37,34 @@ pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
 /// RotaryEmbedding of `com.microsoft`: positions come before the tables. They are given for each place of each sample, or only for
 /// the first place. Heads of a merged dim are as wide as the tables, unless an attribute says otherwise.
 pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
-    if call.int("is_packed_batching").unwrap_or(0) != 0
-        || call.float("scale").is_some_and(|scale| scale != 1.0)
-    {
-        return Err(Problem::new("a packed batch and a scale are not supported"));
-    }
+    ensure!(
+        call.int("is_packed_batching").unwrap_or(0) == 0
+            && call.float("scale").is_none_or(|scale| scale == 1.0),
+        "a packed batch and a scale are not supported"
+    );
     let (input, mut positions) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let mut tables = [cx.value(call, 2)?, cx.value(call, 3)?];
     let ty = cx.ty(input).clone();
     let turned = cx.bound(tables[0], 1, "rotates")?.saturating_mul(2);
     let said = call.int("rotary_embedding_dim").unwrap_or(0);
-    if said != 0 && u64::try_from(said) != Ok(turned) {
-        return Err(Problem::new(format!(
-            "a table {} does not fit {said} rotated elements",
-            cx.ty(tables[0])
-        )));
-    }
+    ensure!(
+        said == 0 || u64::try_from(said) == Ok(turned),
+        "a table {} does not fit {said} rotated elements",
+        cx.ty(tables[0])
+    );
     let count = call.int("num_heads").unwrap_or(0);
     let x = match ty.ndim() {
-        3 if said != 0 => heads_apart(cx, call, input)?,
+        3 if said != 0 => split_heads(cx, input, call.int("num_heads"))?,
         3 => {
             let width = Dim::known(turned);
             let heads = ty.dims[2].quotient(&width);
             let heads = heads.ok_or_else(|| {
                 Problem::new(format!("the last dim of {ty} is not a multiple of a head of {turned} elements"))
             })?;
-            if count > 0 && heads.size() != u64::try_from(count).ok() {
-                return Err(Problem::new(format!("{count} heads of {turned} elements do not fit {ty}")));
-            }
+            ensure!(
+                count <= 0 || heads.size() == u64::try_from(count).ok(),
+                "{count} heads of {turned} elements do not fit {ty}"
+            );
             let split = cx.b.reshape(input, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
             cx.b.transpose(split, &[0, 2, 1, 3])?
         }
@@ -76,7 +75,7 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
         let places = cx.counted(DType::I64, 2, 1, cx.ty(x).dims[2].clone())?;
         let first = cx.b.cast(positions, DType::I64)?;
         let first = cx.b.reshape(first, [Dim::known(1), Dim::known(1)])?;
-        positions = cx.binary(Binary::Add, places, first)?;
+        positions = cx.build(places + first)?;
     }
     for table in &mut tables {
         let rows = cx.b.one(Gather { dim: 0 }, &[*table, positions])?;
@@ -87,20 +86,23 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
 }
 
 /// Rotates the first elements of each head.
-fn turn(
+fn turn(cx: &mut Context, call: &Call, x: ValueId, tables: [ValueId; 2], turned: u64) -> Built {
+    let width = cx.bound(x, 3, "rotates")?;
+    ensure!(turned <= width, "rotary_embedding_dim is above the {width} elements of a head");
+    let interleaved = call.int("interleaved").unwrap_or(0) != 0;
+    turn_first(cx, x, tables, interleaved, [turned, width])
+}
+
+/// Rotates the first `turned` of the `width` elements of each head.
+pub(super) fn turn_first(
     cx: &mut Context,
-    call: &Call,
     x: ValueId,
     tables: [ValueId; 2],
-    turned: u64,
-) -> Result<ValueId, Problem> {
-    let width = cx.bound(x, 3, "rotates")?;
-    if turned > width {
-        return Err(Problem::new(format!("rotary_embedding_dim is above the {width} elements of a head")));
-    }
+    interleaved: bool,
+    [turned, width]: [u64; 2],
+) -> Built {
     let first = cx.b.slice(x, 3, 0, Dim::known(turned))?;
-    let op = Rotary { interleaved: call.int("interleaved").unwrap_or(0) != 0 };
-    let out = cx.b.one(op, &[first, tables[0], tables[1]])?;
+    let out = cx.b.one(Rotary { interleaved }, &[first, tables[0], tables[1]])?;
     if turned == width {
         return Ok(out);
     }
@@ -109,28 +111,14 @@ fn turn(
 }
 
 /// Merges heads into the three dims of `ty`.
-fn side_by_side(cx: &mut Context, x: ValueId, ty: &ir::Type) -> Result<ValueId, Problem> {
+fn side_by_side(cx: &mut Context, x: ValueId, ty: &ir::Type) -> Built {
     let together = cx.b.transpose(x, &[0, 2, 1, 3])?;
     Ok(cx.b.reshape(together, ty.dims.clone())?)
-}
-
-/// Reshapes `[batch, sequence, heads·width]` to `[batch, heads, sequence, width]`.
-fn heads_apart(cx: &mut Context, call: &Call, x: ValueId) -> Result<ValueId, Problem> {
-    let ty = cx.ty(x).clone();
-    let heads = call.int("num_heads").and_then(|heads| u64::try_from(heads).ok()).filter(|&heads| heads > 0);
-    let heads = Dim::known(heads.ok_or_else(|| {
-        Problem::new("inputs of three dims need the number of heads, and the node does not give it")
-    })?);
-    let width = ty.dims[2].quotient(&heads);
-    let width = width
-        .ok_or_else(|| Problem::new(format!("the last dim of {ty} is not a multiple of {heads} heads")))?;
-    let split = cx.b.reshape(x, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
-    Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
 }
 
 /// SwiGLU (Shazeer, arXiv 2002.05202): `a·sigmoid(αa)·b`.
 pub(super) fn swiglu(cx: &mut Context, call: &Call) -> Outputs {
     let (a, b) = (cx.value(call, 0)?, cx.value(call, 1)?);
     let gate = activation::swish(cx, a, call.float("alpha").unwrap_or(1.0))?;
-    one(cx.binary(Binary::Mul, gate, b)?)
+    one(cx.build(gate * b)?)
 }

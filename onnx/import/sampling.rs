@@ -4,10 +4,10 @@
 use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
-use ir::ops::elementwise::{Binary, Compare, Logical, Unary};
+use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
 use ir::ops::indexing::GatherNd;
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, Type, ValueId};
+use ir::{DType, Dim, Type, ValueId, ensure};
 
 /// The interpolation between neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,8 +76,7 @@ pub(super) fn grid_sample(cx: &mut Context, call: &Call) -> Outputs {
         let column = cx.b.reshape(column, places.clone())?;
         // -1 and 1 are the first and the last element, or lie half an element outside of them.
         let half = (size as f64 - 1.0) / 2.0;
-        let scaled = cx.binary_with(Binary::Mul, column, half + margin)?;
-        let place = cx.binary_with(Binary::Add, scaled, half)?;
+        let place = cx.build(column * (half + margin) + half)?;
         along.push(neighbours(cx, place, size, interpolation, outside)?);
     }
     let terms = read(cx, x, None, &along, &places)?;
@@ -153,26 +152,21 @@ fn region_places(
     let mut ends = Vec::new();
     for corner in corners {
         let column = cx.b.slice(regions, 1, corner, Dim::known(1))?;
-        let scaled = cx.binary_with(Binary::Mul, column, scale)?;
-        ends.push(cx.binary_with(Binary::Sub, scaled, shift)?);
+        ends.push(cx.build(column * scale - shift)?);
     }
-    let mut length = cx.binary(Binary::Sub, ends[1], ends[0])?;
+    let mut length = cx.build(ends[1] - ends[0])?;
     if shift == 0.0 {
-        length = cx.binary_with(Binary::Max, length, 1.0)?;
+        length = cx.build(Binary::Max.of(length, 1.0))?;
     }
     let dtype = cx.ty(regions).dtype;
     let count = cx.counted(dtype, 2, 1, Dim::known(bins * samples))?;
-    let middle = cx.binary_with(Binary::Add, count, 0.5)?;
-    let share = cx.binary_with(Binary::Div, middle, (bins * samples) as f64)?;
-    let place = cx.binary(Binary::Mul, length, share)?;
-    cx.binary(Binary::Add, ends[0], place)
+    cx.build(ends[0] + length * ((count + 0.5) / (bins * samples) as f64))
 }
 
 /// Returns the neighbours of a place in a region: border elements up to one element outside of the image, and none further out.
 fn region_neighbours(cx: &mut Context, place: ValueId, size: u64) -> Result<Vec<Neighbour>, Problem> {
-    let above = cx.compare_with(Compare::GreaterEqual, place, -1.0)?;
-    let below = cx.compare_with(Compare::LessEqual, place, size as f64)?;
-    let inside = cx.b.one(Logical::And, &[above, below])?;
+    let above = cx.build(Compare::GreaterEqual.of(place, -1.0))?;
+    let inside = cx.build(Logical::And.of(above, Compare::LessEqual.of(place, size as f64)))?;
     let border = Outside::Border { margin: 0.0 };
     let mut neighbours = neighbours(cx, place, size, Interpolation::Linear, border)?;
     neighbours.iter_mut().for_each(|neighbour| neighbour.inside = Some(inside));
@@ -187,27 +181,22 @@ pub(super) fn neighbours(
     interpolation: Interpolation,
     outside: Outside,
 ) -> Result<Vec<Neighbour>, Problem> {
-    if size == 0 {
-        return Err(Problem::new("the image has no elements"));
-    }
+    ensure!(size != 0, "the image has no elements");
     let nearest = interpolation == Interpolation::Nearest;
-    let place = if nearest { cx.unary(Unary::Round, place)? } else { place };
+    let place = if nearest { cx.build(Unary::Round.of(place))? } else { place };
     let place = outside.moved(cx, place, size)?;
     if nearest {
         return Ok(vec![neighbour(cx, place, None, size, outside)?]);
     }
-    let left = cx.unary(Unary::Floor, place)?;
-    let ratio = cx.binary(Binary::Sub, place, left)?;
+    let left = cx.build(Unary::Floor.of(place))?;
+    let ratio = cx.build(place - left)?;
     let (first, weights) = match interpolation {
         Interpolation::Cubic => (-1.0, cubic_weights(cx, ratio)?),
-        _ => {
-            let unit = cx.b.splat_like(ratio, 1.0)?;
-            (0.0, vec![cx.binary(Binary::Sub, unit, ratio)?, ratio])
-        }
+        _ => (0.0, vec![cx.build(1.0 - ratio)?, ratio]),
     };
     let mut all = Vec::new();
     for (i, weight) in weights.into_iter().enumerate() {
-        let at = cx.binary_with(Binary::Add, left, first + i as f64)?;
+        let at = cx.build(left + (first + i as f64))?;
         all.push(neighbour(cx, at, Some(weight), size, outside)?);
     }
     Ok(all)
@@ -220,20 +209,15 @@ fn cubic_weights(cx: &mut Context, ratio: ValueId) -> Result<Vec<ValueId>, Probl
     let (near, far) = ([A + 2.0, -(A + 3.0), 0.0, 1.0], [A, -5.0 * A, 8.0 * A, -4.0 * A]);
     let unit = cx.b.splat_like(ratio, 1.0)?;
     let two = cx.b.splat_like(ratio, 2.0)?;
-    let distances = [
-        cx.binary(Binary::Add, ratio, unit)?,
-        ratio,
-        cx.binary(Binary::Sub, unit, ratio)?,
-        cx.binary(Binary::Sub, two, ratio)?,
-    ];
+    let distances = [cx.build(ratio + unit)?, ratio, cx.build(unit - ratio)?, cx.build(two - ratio)?];
     let mut weights = Vec::new();
     for (x, polynomial) in distances.into_iter().zip([far, near, near, far]) {
-        let mut sum = cx.binary_with(Binary::Mul, x, polynomial[0])?;
+        let mut sum = cx.build(x * polynomial[0])?;
         for &coefficient in &polynomial[1..3] {
-            sum = cx.binary_with(Binary::Add, sum, coefficient)?;
-            sum = cx.binary(Binary::Mul, sum, x)?;
+            sum = cx.build(sum + coefficient)?;
+            sum = cx.build(sum * x)?;
         }
-        weights.push(cx.binary_with(Binary::Add, sum, polynomial[3])?);
+        weights.push(cx.build(sum + polynomial[3])?);
     }
     Ok(weights)
 }
@@ -250,16 +234,14 @@ fn neighbour(
     let mut inside = None;
     let at = match outside {
         Outside::Zeros => {
-            let above = cx.compare_with(Compare::GreaterEqual, at, 0.0)?;
-            let below = cx.compare_with(Compare::LessEqual, at, last)?;
-            inside = Some(cx.b.one(Logical::And, &[above, below])?);
+            let above = cx.build(Compare::GreaterEqual.of(at, 0.0))?;
+            inside = Some(cx.build(Logical::And.of(above, Compare::LessEqual.of(at, last)))?);
             at
         }
         Outside::Border { .. } => at,
         Outside::Reflection { .. } => outside.moved(cx, at, size)?,
     };
-    let at = cx.binary_with(Binary::Max, at, 0.0)?;
-    let at = cx.binary_with(Binary::Min, at, last)?;
+    let at = cx.build(Binary::Min.of(Binary::Max.of(at, 0.0), last))?;
     Ok(Neighbour { index: cx.b.cast(at, DType::I64)?, weight, inside })
 }
 
@@ -270,27 +252,21 @@ impl Outside {
         match self {
             Self::Zeros => Ok(place),
             Self::Border { margin } => {
-                let below = cx.compare_with(Compare::Less, place, -margin)?;
-                let above = cx.compare_with(Compare::Greater, place, last + margin)?;
+                let below = cx.build(Compare::Less.of(place, -margin))?;
+                let above = cx.build(Compare::Greater.of(place, last + margin))?;
                 let (start, end) = (cx.b.splat_like(place, 0.0)?, cx.b.splat_like(place, last)?);
-                let place = cx.choose(below, start, place)?;
-                cx.choose(above, end, place)
+                cx.build(Select.of(above, end, Select.of(below, start, place)))
             }
             // A triangle wave: rising over the image, falling over its mirror image.
             Self::Reflection { margin } => {
                 let width = last + 2.0 * margin;
                 if width == 0.0 {
-                    return cx.binary_with(Binary::Mul, place, 0.0);
+                    return cx.build(place * 0.0);
                 }
-                let distance = cx.binary_with(Binary::Add, place, margin)?;
-                let periods = cx.binary_with(Binary::Div, distance, 2.0 * width)?;
-                let whole = cx.unary(Unary::Floor, periods)?;
-                let before = cx.binary_with(Binary::Mul, whole, 2.0 * width)?;
-                let rest = cx.binary(Binary::Sub, distance, before)?;
-                let from_middle = cx.binary_with(Binary::Sub, rest, width)?;
-                let down = cx.unary(Unary::Abs, from_middle)?;
-                let top = cx.b.splat_like(place, width - margin)?;
-                cx.binary(Binary::Sub, top, down)
+                let distance = cx.build(place + margin)?;
+                let rest = cx.build(distance - Unary::Floor.of(distance / (2.0 * width)) * (2.0 * width))?;
+                let down = cx.build(Unary::Abs.of(rest - width))?;
+                cx.build(width - margin - down)
             }
         }
     }
@@ -332,11 +308,11 @@ pub(super) fn read(
         if let Some(weight) = neighbour.weight {
             let weight = column(cx, weight)?;
             let weight = cx.b.cast(weight, ty.dtype)?;
-            value = cx.binary(Binary::Mul, value, weight)?;
+            value = cx.build(value * weight)?;
         }
         if let Some(inside) = neighbour.inside {
             let inside = column(cx, inside)?;
-            value = cx.choose_or(inside, value, 0.0)?;
+            value = cx.build(Select.of(inside, value, 0.0))?;
         }
         terms.push(value);
     }
@@ -358,12 +334,12 @@ fn combined(cx: &mut Context, image: &Type, along: &[Vec<Neighbour>]) -> Result<
         let size = size.ok_or_else(|| Problem::new(format!("{image} has no dim {} to sample", dim + 2)))?;
         let mut wider = Vec::new();
         for outer in &all {
-            let row = cx.binary_with(Binary::Mul, outer.index, size as f64)?;
+            let row = cx.build(outer.index * size as f64)?;
             for inner in next {
                 wider.push(Neighbour {
-                    index: cx.binary(Binary::Add, row, inner.index)?,
-                    weight: both(outer.weight, inner.weight, |x, y| cx.binary(Binary::Mul, x, y))?,
-                    inside: both(outer.inside, inner.inside, |x, y| Ok(cx.b.one(Logical::And, &[x, y])?))?,
+                    index: cx.build(row + inner.index)?,
+                    weight: both(outer.weight, inner.weight, |x, y| cx.build(x * y))?,
+                    inside: both(outer.inside, inner.inside, |x, y| cx.build(Logical::And.of(x, y)))?,
                 });
             }
         }
@@ -388,5 +364,5 @@ fn both(
 pub(super) fn folded(cx: &mut Context, op: Binary, terms: Vec<ValueId>) -> Built {
     let mut terms = terms.into_iter();
     let first = terms.next().ok_or_else(|| Problem::new("reads nothing"))?;
-    terms.try_fold(first, |sum, term| cx.binary(op, sum, term))
+    terms.try_fold(first, |sum, term| cx.build(op.of(sum, term)))
 }

@@ -4,7 +4,7 @@ use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem};
 use super::subgraph;
 use crate::Graph;
-use ir::{Dim, ValueId};
+use ir::{Dim, ValueId, ensure};
 
 /// A Scan: its body, the number of carried values, and the values that are read and written step by step.
 struct Scan<'a> {
@@ -32,9 +32,7 @@ pub(super) fn scan(cx: &mut Context, call: &Call) -> Outputs {
         return scan.run(cx, call, inputs);
     }
     let Some(&any) = inputs.first() else { return Err(Problem::new("the scan has no inputs")) };
-    if cx.ty(any).ndim() == 0 {
-        return Err(Problem::new("an input of the scan has no batch dim"));
-    }
+    ensure!(cx.ty(any).ndim() != 0, "an input of the scan has no batch dim");
     if call.input(0).is_some() {
         let steps = inputs.last().filter(|&&input| cx.ty(input).ndim() > 1);
         let steps = cx.bound(*steps.unwrap_or(&any), 1, "walks along")?;
@@ -89,12 +87,11 @@ impl<'a> Scan<'a> {
         for (&input, along) in read.iter().zip(&self.read) {
             let dim = cx.axis(input, along.axis)?;
             let size = cx.bound(input, dim, "walks along")?;
-            if steps.is_some_and(|steps| steps != size) {
-                return Err(Problem::new(format!(
-                    "{} gives the scan {size} steps, and another input gives a different number",
-                    cx.ty(input)
-                )));
-            }
+            ensure!(
+                steps.is_none_or(|steps| steps == size),
+                "{} gives the scan {size} steps, and another input gives a different number",
+                cx.ty(input)
+            );
             steps = Some(size);
         }
         let (steps, nodes) = (steps.unwrap_or(0), subgraph::node_count(self.body));

@@ -4,7 +4,7 @@ use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
 use ir::ops::elementwise::Binary;
 use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// Returns the kind of scatter for the attribute `reduction`.
 fn kind(call: &Call) -> Result<ScatterKind, Problem> {
@@ -37,9 +37,7 @@ fn spread(
     mut updates: ValueId,
 ) -> Result<(ValueId, ValueId), Problem> {
     let (data, given) = (cx.ty(x).clone(), cx.ty(indices).clone());
-    if data.ndim() != given.ndim() {
-        return Err(Problem::new(format!("the indices {given} do not fit the dims of {data}")));
-    }
+    ensure!(data.ndim() == given.ndim(), "the indices {given} do not fit the dims of {data}");
     let missing = |i: usize| {
         let (size, given) = (data.dims[i].size()?, given.dims[i].size()?);
         size.checked_sub(given).filter(|&missing| missing > 0 && i != dim as usize)
@@ -77,13 +75,13 @@ pub(super) fn tensor_scatter(cx: &mut Context, call: &Call) -> Outputs {
         along[0] = dims[0].clone();
         let start = cx.b.cast(start, DType::I64)?;
         let start = cx.b.reshape(start, along)?;
-        places = cx.binary(Binary::Add, places, start)?;
+        places = cx.build(places + start)?;
     }
     match call.string("mode").unwrap_or("linear") {
         "linear" => {}
         "circular" => {
             let size = cx.bound(x, dim, "writes around")?;
-            places = cx.binary_with(Binary::Mod, places, size as f64)?;
+            places = cx.build(Binary::Mod.of(places, size as f64))?;
         }
         other => return Err(Problem::new(format!("the mode `{other}` is unknown"))),
     }

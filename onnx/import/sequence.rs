@@ -5,7 +5,7 @@ use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, dim, one};
 use super::subgraph;
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// The meaning of a position in a sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -82,9 +82,7 @@ pub(super) fn erase(cx: &mut Context, call: &Call) -> Outputs {
 pub(super) fn concat(cx: &mut Context, call: &Call) -> Outputs {
     let parts = parts(cx, call, 0)?;
     let axis = call.int("axis").ok_or_else(|| Problem::new("needs `axis`"))?;
-    if parts.is_empty() {
-        return Err(Problem::new("the sequence to join is empty"));
-    }
+    ensure!(!parts.is_empty(), "the sequence to join is empty");
     if call.int("new_axis").unwrap_or(0) != 0 {
         return Ok(vec![cx.stacked(&parts, axis)?]);
     }
@@ -106,12 +104,11 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
         }
         _ => equal_parts(size, given.as_deref().map_or(Some(1), |n| u64::try_from(*n.first()?).ok()))?,
     };
-    if sizes.iter().try_fold(0u64, |sum, &part| sum.checked_add(part)) != Some(size) {
-        return Err(Problem::new(format!(
-            "the sizes {sizes:?} of the parts do not add up to dim {dim} of {}",
-            cx.ty(x)
-        )));
-    }
+    ensure!(
+        sizes.iter().try_fold(0u64, |sum, &part| sum.checked_add(part)) == Some(size),
+        "the sizes {sizes:?} of the parts do not add up to dim {dim} of {}",
+        cx.ty(x)
+    );
     let gone = given.is_none() && call.int("keepdims").unwrap_or(1) == 0;
     let (mut start, mut parts) = (0, Vec::new());
     for size in sizes {
@@ -128,11 +125,10 @@ const MOST_PARTS: u64 = 65_536;
 fn equal_parts(size: u64, part: Option<u64>) -> Result<Vec<u64>, Problem> {
     let part = part.filter(|&part| part > 0).ok_or_else(|| Problem::new("the size of the parts is 0"))?;
     let count = size.div_ceil(part);
-    if count > MOST_PARTS {
-        return Err(Problem::new(format!(
-            "a split into {count} parts is not supported; at most {MOST_PARTS} parts are"
-        )));
-    }
+    ensure!(
+        count <= MOST_PARTS,
+        "a split into {count} parts is not supported; at most {MOST_PARTS} parts are"
+    );
     Ok((0..count).map(|i| part.min(size - i * part)).collect())
 }
 

@@ -7,7 +7,7 @@ use super::integers::{Int, Ints};
 use ir::ops::Float;
 use ir::ops::constant::Iota;
 use ir::ops::shape::{Concat, Pad, Slice};
-use ir::{DType, Dim, Dims, Type, ValueId};
+use ir::{DType, Dim, Dims, Type, ValueId, ensure};
 use std::collections::BTreeSet;
 
 /// Shape, with its range of dims (opset 15).
@@ -94,17 +94,9 @@ pub(super) fn flatten(cx: &mut Context, call: &Call) -> Outputs {
     one(cx.b.reshape(x, [product(&ty.dims[..at])?, product(&ty.dims[at..])?])?)
 }
 
-/// Returns axes that are an attribute (before opset 13) or an input.
-fn axes(cx: &Context, call: &Call) -> Result<Option<Vec<i64>>, Problem> {
-    match call.ints("axes") {
-        Some(axes) => Ok(Some(axes)),
-        None => cx.numbers(call, 1, "axes"),
-    }
-}
-
 /// Unsqueeze: inserts dims of size one at these places of the result.
 pub(super) fn unsqueeze(cx: &mut Context, call: &Call) -> Outputs {
-    let axes = axes(cx, call)?.ok_or_else(|| Problem::new("needs `axes`"))?;
+    let axes = cx.attribute_or_input(call, "axes", 1)?.ok_or_else(|| Problem::new("needs `axes`"))?;
     let known = cx.ints(call, 0);
     let ndim = match &known {
         Some(ints) => ints.sizes().len(),
@@ -135,7 +127,7 @@ pub(super) fn unsqueeze(cx: &mut Context, call: &Call) -> Outputs {
 
 /// Squeeze: removes these dims of size one, or all.
 pub(super) fn squeeze(cx: &mut Context, call: &Call) -> Outputs {
-    let axes = axes(cx, call)?;
+    let axes = cx.attribute_or_input(call, "axes", 1)?;
     if let Some(ints) = cx.ints(call, 0) {
         let ty = Type::new(cx.known_dtype(call, 0), ints.sizes().iter().map(|&size| Dim::known(size as u64)));
         let kept = squeezed(&ty, axes.as_deref())?;
@@ -228,10 +220,7 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let dim = cx.axis(x, call.int("axis").unwrap_or(0))?;
     let size = bound_size(cx, x, dim)?;
-    let sizes = match call.ints("split") {
-        Some(sizes) => Some(sizes),
-        None => cx.numbers(call, 1, "split")?,
-    };
+    let sizes = cx.attribute_or_input(call, "split", 1)?;
     let count = call.output_count().max(1) as u64;
     if let Some(given) = call.int("num_outputs").filter(|&given| u64::try_from(given) != Ok(count)) {
         return Err(Problem::new(format!("the node has {count} outputs, and num_outputs is {given}")));
@@ -243,12 +232,11 @@ pub(super) fn split(cx: &mut Context, call: &Call) -> Outputs {
             (0..count).map(|i| part.min(size.saturating_sub(i * part))).collect()
         }
     };
-    if sizes.iter().try_fold(0u64, |sum, &part| sum.checked_add(part)) != Some(size) {
-        return Err(Problem::new(format!(
-            "the sizes {sizes:?} of the parts do not add up to dim {dim} of {}",
-            cx.ty(x)
-        )));
-    }
+    ensure!(
+        sizes.iter().try_fold(0u64, |sum, &part| sum.checked_add(part)) == Some(size),
+        "the sizes {sizes:?} of the parts do not add up to dim {dim} of {}",
+        cx.ty(x)
+    );
     slices(cx, x, dim, &sizes)
 }
 
@@ -272,22 +260,19 @@ fn bound_size(cx: &Context, x: ValueId, dim: u32) -> Result<u64, Problem> {
 
 /// Slice: starts, ends, axes and steps are attributes (before opset 10) or inputs; ends are clamped.
 pub(super) fn slice(cx: &mut Context, call: &Call) -> Outputs {
-    let part = |cx: &Context, name: &str, i: usize| match call.ints(name) {
-        Some(numbers) => Ok(Some(numbers)),
-        None => cx.numbers(call, i, name),
-    };
     let missing = || Problem::new("the slice needs `starts` and `ends`");
-    let starts = part(cx, "starts", 1)?.ok_or_else(missing)?;
+    let starts = cx.attribute_or_input(call, "starts", 1)?.ok_or_else(missing)?;
     // The end may be an unbound size, if it is the whole dim.
     let ends = match call.ints("ends") {
         Some(ends) => ends.into_iter().map(Int::Known).collect(),
         None => cx.shape(call, 2)?,
     };
-    let axes = part(cx, "axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
-    let steps = part(cx, "steps", 4)?.unwrap_or_else(|| vec![1; starts.len()]);
-    if [ends.len(), axes.len(), steps.len()] != [starts.len(); 3] {
-        return Err(Problem::new("starts, ends, axes and steps have different lengths"));
-    }
+    let axes = cx.attribute_or_input(call, "axes", 3)?.unwrap_or_else(|| (0..starts.len() as i64).collect());
+    let steps = cx.attribute_or_input(call, "steps", 4)?.unwrap_or_else(|| vec![1; starts.len()]);
+    ensure!(
+        [ends.len(), axes.len(), steps.len()] == [starts.len(); 3],
+        "starts, ends, axes and steps have different lengths"
+    );
     if let Some(ints) = cx.ints(call, 0) {
         let spans = starts.iter().zip(&ends).zip(&axes).zip(&steps);
         let spans = spans.map(|(((&start, end), &axis), &step)| (start, end.known(), axis, step));
@@ -351,9 +336,7 @@ fn slice_dim(
 /// Returns the first element, the step and the number of elements of a slice of a dim, clamped as in ONNX.
 fn span(start: i64, end: i64, step: i64, size: u64) -> Result<(i64, i64, u64), Problem> {
     let size = i64::try_from(size).map_err(|_| Problem::new("the dim to slice is too large"))?;
-    if step == 0 {
-        return Err(Problem::new("the step is 0"));
-    }
+    ensure!(step != 0, "the step is 0");
     let from_end = |at: i64| if at < 0 { at.saturating_add(size) } else { at };
     let (low, high) = if step > 0 { (0, size) } else { (-1, size - 1) };
     let start = from_end(start).clamp(low.max(0), high.max(0));
@@ -363,32 +346,28 @@ fn span(start: i64, end: i64, step: i64, size: u64) -> Result<(i64, i64, u64), P
     Ok((start.min(size), step, count))
 }
 
+/// Returns the axes that a Pad pads, each with the elements before and after it.
+pub(super) fn pads(cx: &Context, call: &Call, x: ValueId) -> Result<Vec<(i64, [i64; 2])>, Problem> {
+    let pads = cx.attribute_or_input(call, "pads", 1)?.ok_or_else(|| Problem::new("needs `pads`"))?;
+    let axes = cx.numbers(call, 3, "axes")?.unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
+    ensure!(pads.len() == 2 * axes.len(), "there are {} pads for {} dims", pads.len(), axes.len());
+    let (before, after) = pads.split_at(axes.len());
+    Ok(axes.into_iter().zip(before.iter().zip(after).map(|(&before, &after)| [before, after])).collect())
+}
+
 /// Pad with a constant.
 pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let mode = call.string("mode").unwrap_or("constant");
-    if mode != "constant" {
-        return Err(Problem::new(format!(
-            "the padding mode `{mode}` is not supported here; only `constant` is"
-        )));
-    }
-    let pads = match call.ints("pads") {
-        Some(pads) => Some(pads),
-        None => cx.numbers(call, 1, "pads")?,
-    };
-    let pads = pads.ok_or_else(|| Problem::new("needs `pads`"))?;
+    ensure!(mode == "constant", "the padding mode `{mode}` is not supported here; only `constant` is");
+    let pads = pads(cx, call, x)?;
     let value = match cx.optional(call, 2)? {
         Some(value) => super::constant_number(cx, value)
             .ok_or_else(|| Problem::new("the padding value is computed; it must be a constant"))?,
         None => call.float("value").unwrap_or(0.0),
     };
-    let axes = cx.numbers(call, 3, "axes")?.unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
-    if pads.len() != 2 * axes.len() {
-        return Err(Problem::new(format!("there are {} pads for {} dims", pads.len(), axes.len())));
-    }
-    for (i, &axis) in axes.iter().enumerate() {
+    for (axis, [before, after]) in pads {
         let dim = cx.axis(x, axis)?;
-        let (before, after) = (pads[i], pads[i + axes.len()]);
         if (before, after) == (0, 0) {
             continue;
         }
@@ -435,11 +414,10 @@ pub(super) fn range(cx: &mut Context, call: &Call) -> Outputs {
         }
         let mut value = cx.b.one_typed(Iota { dim: 0 }, &[], Type::of(dtype, &[count]))?;
         if delta != 1 {
-            value = cx.b.scale(value, delta as f64)?;
+            value = cx.build(value * delta as f64)?;
         }
         if start != 0 {
-            let start = cx.b.splat_like(value, start as f64)?;
-            value = cx.b.add(value, start)?;
+            value = cx.build(value + start as f64)?;
         }
         return one(value);
     }
@@ -470,9 +448,10 @@ pub(super) fn tile(cx: &mut Context, call: &Call) -> Outputs {
     let x = cx.value(call, 0)?;
     let repeats = cx.numbers(call, 1, "repeats")?.ok_or_else(|| Problem::new("needs `repeats`"))?;
     let ty = cx.ty(x).clone();
-    if repeats.len() != ty.ndim() || repeats.iter().any(|&n| n < 0) {
-        return Err(Problem::new(format!("the repeats {repeats:?} do not fit {ty}")));
-    }
+    ensure!(
+        repeats.len() == ty.ndim() && repeats.iter().all(|&n| n >= 0),
+        "the repeats {repeats:?} do not fit {ty}"
+    );
     let repeat = |i: usize| Dim::known(repeats[i] as u64);
     let apart: Dims = ty.dims.iter().flat_map(|dim| [Dim::known(1), dim.clone()]).collect();
     let wide: Dims = ty.dims.iter().enumerate().flat_map(|(i, dim)| [repeat(i), dim.clone()]).collect();

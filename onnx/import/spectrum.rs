@@ -8,7 +8,7 @@ use ir::ops::Labels;
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::indexing::Gather;
-use ir::{DType, Dim, Tensor, ValueId};
+use ir::{DType, Dim, Tensor, ValueId, ensure};
 use std::f64::consts::TAU;
 
 /// The parameters of a transform.
@@ -68,16 +68,16 @@ pub(super) fn stft(cx: &mut Context, call: &Call) -> Outputs {
     let frames = size.checked_sub(length).ok_or_else(wrong)? / step + 1;
     // The frame, and the place in it. They are computed by nodes, because there may be too many for a constant.
     let frame = cx.counted(DType::I64, 2, 0, Dim::known(frames))?;
-    let start = cx.binary_with(Binary::Mul, frame, step as f64)?;
+    let start = cx.build(frame * step as f64)?;
     let within = cx.counted(DType::I64, 2, 1, Dim::known(length))?;
-    let places = cx.binary(Binary::Add, start, within)?;
+    let places = cx.build(start + within)?;
     let mut framed = cx.b.one(Gather { dim: 1 }, &[x, places])?;
     if let Some(mut window) = window {
         let given = cx.bound(window, 0, "weights")?;
         let missing = length.checked_sub(given).ok_or_else(wrong)?;
         window = cx.padded(window, 0, [0, missing], 0.0)?;
         let column = cx.b.reshape(window, [Dim::known(length), Dim::known(1)])?;
-        framed = cx.binary(Binary::Mul, framed, column)?;
+        framed = cx.build(framed * column)?;
     }
     let onesided = call.int("onesided").unwrap_or(1) != 0;
     one(transformed(cx, framed, Transform { dim: 2, length, inverse: false, onesided })?)
@@ -89,11 +89,10 @@ fn transformed(cx: &mut Context, x: ValueId, transform: Transform) -> Built {
     let ty = cx.ty(x).clone();
     let last = ty.ndim() as u32 - 1;
     let parts = cx.bound(x, last, "transforms")?;
-    if !ty.dtype.is_float() || dim == last || !matches!(parts, 1 | 2) || length == 0 || ty.ndim() > 20 {
-        return Err(Problem::new(format!(
-            "dim {dim} of {ty} cannot be transformed with a period of {length}"
-        )));
-    }
+    ensure!(
+        ty.dtype.is_float() && dim != last && matches!(parts, 1 | 2) && length != 0 && ty.ndim() <= 20,
+        "dim {dim} of {ty} cannot be transformed with a period of {length}"
+    );
     let half = length / 2 + 1;
     // The inverse of half of the frequencies has only a real part.
     let (read, made, parts_made) = match (inverse, onesided) {
@@ -127,31 +126,23 @@ fn matrix(cx: &mut Context, transform: Transform, [read, parts, made, parts_made
     let j = cx.counted(DType::I64, 4, 0, Dim::known(read))?;
     let k = cx.counted(DType::I64, 4, 2, Dim::known(made))?;
     // Whole turns are removed while the numbers are integers.
-    let product = cx.binary(Binary::Mul, j, k)?;
-    let rest = cx.binary_with(Binary::Mod, product, length as f64)?;
-    let rest = cx.b.cast(rest, DType::F64)?;
-    let turn = cx.binary_with(Binary::Div, rest, length as f64)?;
+    let turn = cx.build(Binary::Mod.of(j * k, length as f64).cast(DType::F64) / length as f64)?;
     let p = cx.counted(DType::F64, 4, 1, Dim::known(parts))?;
     let q = cx.counted(DType::F64, 4, 3, Dim::known(parts_made))?;
-    let quarters = if inverse { cx.binary(Binary::Sub, p, q)? } else { cx.binary(Binary::Sub, q, p)? };
-    let quarters = cx.binary_with(Binary::Mul, quarters, 0.25)?;
-    let turn = cx.binary(Binary::Add, turn, quarters)?;
-    let angle = cx.binary_with(Binary::Mul, turn, TAU)?;
-    let cosine = cx.unary(Unary::Cos, angle)?;
+    let quarters = if inverse { cx.build(p - q)? } else { cx.build(q - p)? };
+    let cosine = cx.build(Unary::Cos.of((turn + quarters * 0.25) * TAU))?;
     if !inverse {
         return Ok(cosine);
     }
     let mean = 1.0 / length as f64;
     if !onesided {
-        return cx.binary_with(Binary::Mul, cosine, mean);
+        return cx.build(cosine * mean);
     }
     let single = |k: u64| k == 0 || 2 * k == length;
-    if read > Context::MOST_COMPUTED {
-        return Err(Problem::new(format!("the period {length} is too long")));
-    }
+    ensure!(read <= Context::MOST_COMPUTED, "the period {length} is too long");
     let shares = (0..read).map(|k| if single(k) { mean } else { 2.0 * mean }).collect();
     let shares = cx.computed(Tensor::float(DType::F64, vec![read as usize, 1, 1, 1], shares))?;
-    cx.binary(Binary::Mul, cosine, shares)
+    cx.build(cosine * shares)
 }
 
 /// MelWeightMatrix: `[dft_length/2 + 1, bands]`. Each band is a triangle; its corners are evenly spaced in mel.

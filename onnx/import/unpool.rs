@@ -21,10 +21,7 @@ pub(super) fn indices(cx: &mut Context, call: &Call, x: ValueId, windows: Window
     let ty = cx.ty(x).clone();
     let sample = cx.counted(DType::I64, ty.ndim(), 0, ty.dims[0].clone())?;
     let channel = cx.counted(DType::I64, ty.ndim(), 1, ty.dims[1].clone())?;
-    let first = cx.binary_with(Binary::Mul, sample, cx.bound(x, 1, "counts")? as f64)?;
-    let plane = cx.binary(Binary::Add, first, channel)?;
-    let start = cx.binary_with(Binary::Mul, plane, elements as f64)?;
-    cx.binary(Binary::Add, start, place)
+    cx.build((sample * cx.bound(x, 1, "counts")? as f64 + channel) * elements as f64 + place)
 }
 
 /// Returns the number of elements of a plane.
@@ -39,10 +36,8 @@ fn column_major(cx: &mut Context, mut place: ValueId, sizes: &[u64], mut stride:
     // The index along a dim is the remainder by its size; its column-major stride is the product of the sizes before it.
     for &size in sizes.iter().rev() {
         stride /= size;
-        let index = cx.binary_with(Binary::Mod, place, size as f64)?;
-        let scaled = cx.binary_with(Binary::Mul, index, stride as f64)?;
-        sum = cx.binary(Binary::Add, sum, scaled)?;
-        place = cx.binary_with(Binary::Div, place, size as f64)?;
+        sum = cx.build(sum + Binary::Mod.of(place, size as f64) * stride as f64)?;
+        place = cx.build(place / size as f64)?;
     }
     Ok(sum)
 }
@@ -70,7 +65,7 @@ pub(super) fn max_unpool(cx: &mut Context, call: &Call) -> Outputs {
     let flat = |elements: u64| leading.iter().cloned().chain([Dim::known(elements)]).collect::<Vec<_>>();
     let pooled = flat(area(cx, x, &pooled)?);
     let indices = cx.b.cast(indices, DType::I64)?;
-    let indices = cx.binary_with(Binary::Mod, indices, plane as f64)?;
+    let indices = cx.build(Binary::Mod.of(indices, plane as f64))?;
     let (indices, updates) = (cx.b.reshape(indices, pooled.clone())?, cx.b.reshape(x, pooled)?);
     let zeros = cx.b.splat(Type::new(ty.dtype, flat(plane)), 0.0)?;
     let scatter = ScatterElements { dim: 2, kind: ScatterKind::Set };

@@ -3,9 +3,9 @@
 use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
-use ir::ops::elementwise::{Binary, Compare, Unary};
+use ir::ops::elementwise::{Compare, Select};
 use ir::ops::indexing::{Gather, GatherElements};
-use ir::{DType, Dim, ValueId};
+use ir::{DType, Dim, ValueId, ensure};
 
 /// NegativeLogLikelihoodLoss of log-probabilities `[n, c, d..]` and labels `[n, d..]`.
 pub(super) fn negative_log_likelihood(cx: &mut Context, call: &Call) -> Outputs {
@@ -31,7 +31,7 @@ pub(super) fn likelihood(
     let column = cx.with_dim(labels, dim)?;
     let picked = cx.b.one(GatherElements { dim }, &[log_probabilities, column])?;
     let picked = cx.without(picked, dim)?;
-    let mut loss = cx.unary(Unary::Neg, picked)?;
+    let mut loss = cx.build(-picked)?;
     let mut weight = match weights {
         Some(weights) => {
             let weight = cx.b.one(Gather { dim: 0 }, &[weights, labels])?;
@@ -42,13 +42,13 @@ pub(super) fn likelihood(
             cx.b.splat(like, 1.0)?
         }
     };
-    loss = cx.binary(Binary::Mul, loss, weight)?;
+    loss = cx.build(loss * weight)?;
     if let Some(ignored) = call.int("ignore_index") {
         // The number is compared as i64: a splat stores an f64, which represents every label of a vocabulary exactly.
-        let ignored = cx.compare_with(Compare::Equal, labels, ignored as f64)?;
+        let ignored = cx.build(Compare::Equal.of(labels, ignored as f64))?;
         let zero = cx.b.splat_like(loss, 0.0)?;
-        loss = cx.choose(ignored, zero, loss)?;
-        weight = cx.choose(ignored, zero, weight)?;
+        loss = cx.build(Select.of(ignored, zero, loss))?;
+        weight = cx.build(Select.of(ignored, zero, weight))?;
     }
     let all: Vec<u32> = (0..dim).collect();
     match call.string("reduction").unwrap_or("mean") {
@@ -56,7 +56,7 @@ pub(super) fn likelihood(
         "sum" => Ok(cx.b.sum(loss, &all)?),
         "mean" => {
             let (sum, weight) = (cx.b.sum(loss, &all)?, cx.b.sum(weight, &all)?);
-            cx.binary(Binary::Div, sum, weight)
+            cx.build(sum / weight)
         }
         other => Err(Problem::new(format!(
             "the reduction `{other}` is unknown; `none`, `sum` and `mean` are known"
@@ -67,9 +67,7 @@ pub(super) fn likelihood(
 /// Moves the classes from ONNX's dim 1 to the last dim, where the IR operators expect them.
 pub(super) fn classes_last(cx: &mut Context, x: ValueId) -> Built {
     let ndim = cx.ty(x).ndim() as u32;
-    if ndim < 2 {
-        return Err(Problem::new(format!("the logits must have at least two dims; they are {}", cx.ty(x))));
-    }
+    ensure!(ndim >= 2, "the logits must have at least two dims; they are {}", cx.ty(x));
     let permutation: Vec<u32> = [0].into_iter().chain(2..ndim).chain([1]).collect();
     Ok(cx.b.transpose(x, &permutation)?)
 }

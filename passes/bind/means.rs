@@ -33,7 +33,7 @@ pub(super) fn run(module: &mut Module) -> Result<Changed, TypeError> {
         b.at(At::Before(mean.division)).origin(node.origin);
         let mut value = build(&mut b, &mean, batch, node.operands[0], &mut BTreeMap::new())?;
         if mean.each != 1.0 {
-            value = b.scale(value, 1.0 / mean.each)?;
+            value = b.build(value * (1.0 / mean.each))?;
         }
         let dims = b.ty(node.results[0]).dims.clone();
         value = b.reshape(value, dims)?;
@@ -136,7 +136,7 @@ fn build(
         let summed = if others.dims.is_empty() { x } else { b.one(others, &[x])? };
         let over = Reduce { kind: ReduceKind::Mean, dims: [dim].into_iter().collect(), keep: true };
         let each = b.one(over, &[summed])?;
-        let each = if along == 1 { each } else { b.scale(each, along as f64)? };
+        let each = if along == 1 { each } else { b.build(each * along as f64)? };
         let dims = b.ty(value).dims.clone();
         let done = b.reshape(each, dims)?;
         built.insert(value, done);

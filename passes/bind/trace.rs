@@ -8,7 +8,6 @@ use ir::{
     PartialKind, Tensor, Type, ValueId,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// The place of the batch in a value: the size of `dim` is a product with the batch as a factor, and `minor` is the product of the
 /// factors after it. `[batch·32, 128]` has dim 0 and minor 32.
@@ -46,13 +45,6 @@ pub struct OneSample {
     /// The values for one sample: the constant with size 1 in place of the batch. A dim that holds more than the batch is split, so that
     /// the batch has its own dim: `[.., major, 1, minor, ..]`.
     pub tensor: Tensor,
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { from, to, carries, constants, .. } = self;
-        write!(f, "batch {from} to {to} in {} values, {} constants", carries.len(), constants.len())
-    }
 }
 
 impl Decision {

@@ -7,7 +7,6 @@ use egg::{Id, Language};
 use ir::{Module, NodeId, Op, Type, ValueId};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 /// The result of the search: the whole program anew. As text, a line for each node with the rule that made it.
@@ -46,15 +45,6 @@ impl Source {
             Self::Leaf(value) => value,
             Self::Step(step, result) => steps[step][result],
         }
-    }
-}
-
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Step { op, place, origin, by, .. } in &self.steps {
-            writeln!(f, "{} in {:?} for `{origin}`, by {by}", op.name(), place.phase)?;
-        }
-        Ok(())
     }
 }
 

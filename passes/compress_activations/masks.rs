@@ -138,8 +138,7 @@ pub(super) fn compare_in_forward(b: &mut Builder, tests: &[Test]) -> Result<Vec<
 fn chosen(b: &mut Builder, node: NodeId, mask: ValueId, gradient: ValueId) -> Result<ValueId, TypeError> {
     let sharding = b.ty(b.module().node(node).results[0]).sharding.clone();
     b.at(At::Before(node));
-    let zero = b.splat_like(gradient, 0.0)?;
-    let chosen = b.one(Select, &[mask, gradient, zero])?;
+    let chosen = b.build(Select.of(mask, gradient, 0.0))?;
     b.shard(chosen, sharding);
     Ok(chosen)
 }

@@ -25,7 +25,6 @@
 use super::States;
 use ir::ops::compression::Orthogonalize;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::Binary;
 use ir::{Initializer, Type, TypeError, ValueId};
 
 /// Builds the nodes for a matrix of `rows` rows and `columns` columns at rank `r`. Returns `Ĝ`, a matrix of the same form.
@@ -48,7 +47,7 @@ pub(super) fn build(
     let new_q = states.b.sum(own_q, &[0])?;
     let whole = product(states, &format!("mr,nr->{form}"), [p, new_q])?;
     let seen = product(states, &format!("mr,dnr->d{form}"), [p, own_q])?;
-    let unseen = states.b.one(Binary::Sub, &[sum, seen])?;
+    let unseen = states.b.build(sum - seen)?;
     states.set(errors, unseen);
     states.set(factor, new_q);
     Ok(whole)

@@ -4,7 +4,6 @@
 //! rounding of this sum.
 
 use super::States;
-use ir::ops::elementwise::Binary;
 use ir::{DType, TypeError, ValueId};
 
 /// Builds the nodes for a tensor. Returns `Ĝ` in bf16.
@@ -16,7 +15,7 @@ pub(super) fn build(states: &mut States, gradient: ValueId, ranks: u64) -> Resul
     let narrow = b.cast(sum, DType::BF16)?;
     let whole = b.sum(narrow, &[0])?;
     let seen = b.cast(narrow, super::FULL)?;
-    let unseen = b.one(Binary::Sub, &[sum, seen])?;
+    let unseen = b.build(sum - seen)?;
     states.set(errors, unseen);
     Ok(whole)
 }

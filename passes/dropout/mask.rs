@@ -61,7 +61,7 @@ pub fn apply(b: &mut Builder, masks: &[Mask]) -> Result<(), TypeError> {
                 Some(x) if b.ty(x).same_shape(&ty) && b.ty(result).dims == ty.dims => {
                     b.one(op.clone(), &[x])?
                 }
-                Some(x) => b.mul(x, kept)?,
+                Some(x) => b.build(x * kept)?,
                 None => kept,
             };
             // The share may have been broadcast to more dims than the mask has.

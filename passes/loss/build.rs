@@ -63,8 +63,7 @@ pub(super) fn add_objective(b: &mut Builder, classes: &[Scalars]) -> Result<(), 
     };
     let dtype = b.ty(*sum).dtype;
     let [penalty, weight] = [b.cast(penalty, dtype)?, b.cast(*weight, dtype)?];
-    let weighted = b.mul(penalty, weight)?;
-    let objective = b.add(*sum, weighted)?;
+    let objective = b.build(*sum + penalty * weight)?;
     let name = StepOutput::Penalty.to_string();
     b.tables().outputs.retain(|output| output.name != name);
     b.tables().add_output(StepOutput::Objective, objective);
@@ -77,13 +76,13 @@ fn scalars(b: &mut Builder, class: &Class, batch: u64) -> Result<Scalars, TypeEr
         let addend = self::addend(b, addend)?;
         sum = Some(match sum {
             None => addend,
-            Some(sum) => b.add(sum, addend)?,
+            Some(sum) => b.build(sum + addend)?,
         });
     }
     let sum = sum.ok_or_else(|| TypeError::new("a loss has at least one term"))?;
     match &class.divisor {
         Divisor::Samples => {
-            let sum = if batch == 1 { sum } else { b.scale(sum, batch as f64)? };
+            let sum = if batch == 1 { sum } else { b.build(sum * batch as f64)? };
             Ok(Scalars::quotient(sum, b.splat_like(sum, batch as f64)?))
         }
         Divisor::One => Ok(Scalars { sum, weight: b.splat_like(sum, 0.0)?, bounds: [1.0, 0.0], count: None }),
@@ -93,7 +92,7 @@ fn scalars(b: &mut Builder, class: &Class, batch: u64) -> Result<Scalars, TypeEr
             if !weight.is_mean {
                 return Ok(Scalars { sum, weight: value, bounds, count: None });
             }
-            let [sum, weight] = [b.scale(sum, batch as f64)?, b.scale(value, batch as f64)?];
+            let [sum, weight] = [b.build(sum * batch as f64)?, b.build(value * batch as f64)?];
             Ok(Scalars { sum, weight, bounds, count: Some(batch) })
         }
     }
@@ -107,7 +106,7 @@ fn addend(b: &mut Builder, addend: &Addend) -> Result<ValueId, TypeError> {
         let by = b.cast(by, b.ty(value).dtype)?;
         value = b.one(if factor.divides { Binary::Div } else { Binary::Mul }, &[value, by])?;
     }
-    if addend.coefficient == 1.0 { Ok(value) } else { b.scale(value, addend.coefficient) }
+    if addend.coefficient == 1.0 { Ok(value) } else { b.build(value * addend.coefficient) }
 }
 
 fn scalar(b: &mut Builder, value: ValueId) -> Result<ValueId, TypeError> {
@@ -159,20 +158,11 @@ fn cross_entropy(b: &mut Builder, options: &Loss, logits: ValueId) -> Result<Sca
 }
 
 fn squares(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
-    let difference = b.one(Binary::Sub, &[x, y])?;
-    b.mul(difference, difference)
+    let difference = b.build(x - y)?;
+    b.build(difference * difference)
 }
 
 /// Builds `max(x, 0) - x·y + ln(1 + e^-|x|)`, which does not overflow.
 fn binary_cross_entropies(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
-    let positive = b.one(Unary::Relu, &[x])?;
-    let product = b.mul(x, y)?;
-    let rest = b.one(Binary::Sub, &[positive, product])?;
-    let size = b.one(Unary::Abs, &[x])?;
-    let size = b.one(Unary::Neg, &[size])?;
-    let exp = b.one(Unary::Exp, &[size])?;
-    let one = b.splat_like(exp, 1.0)?;
-    let more = b.add(exp, one)?;
-    let log = b.one(Unary::Log, &[more])?;
-    b.add(rest, log)
+    b.build(Unary::Relu.of(x) - x * y + Unary::Log.of(Unary::Exp.of(-Unary::Abs.of(x)) + 1.0))
 }

@@ -1,5 +1,6 @@
 //! The names of losses, as flags and pipelines write them.
 
+use crate::arguments::Arguments;
 use std::fmt;
 use std::str::FromStr;
 
@@ -37,6 +38,18 @@ impl LossKind {
             (Self::Bce, "bce"),
             (Self::Model, "model"),
         ]
+    }
+
+    pub(super) fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+        let word = Self::words().into_iter().find(|(_, word)| arguments.flag(word)).map(|(kind, _)| kind);
+        Ok(arguments.take("output").map(Self::Output).or(word).unwrap_or_default())
+    }
+
+    pub(super) fn print(&self, arguments: &mut Arguments) {
+        match self {
+            Self::Output(name) => arguments.push("output", name),
+            kind => arguments.push_flag(&kind.to_string(), *kind != Self::default()),
+        }
     }
 }
 

@@ -46,16 +46,15 @@ pub(super) fn of_choices(
     let counts = b.sum(is_chosen, &[1])?;
     let counts = b.cast(counts, DType::F32)?;
     let sums = b.sum(scores.probabilities, &[1])?;
-    let products = b.mul(counts, sums)?;
-    let product = b.sum(products, &[0, 1])?;
+    let product = b.sum(counts * sums, &[0, 1])?;
     // counts / (tokens · counted) · sums / tokens, the mean over groups.
     let mean = 1.0 / (tokens as f64 * counted as f64 * tokens as f64 * groups as f64);
-    let balance = b.scale(product, mean * experts as f64)?;
+    let balance = b.build(product * (mean * experts as f64))?;
     parts.balances.push(balance);
     if moe.routing.balance > 0.0 {
         // Switch Transformers multiply by the number of experts (equation 4), GShard divides by it (section 2.2).
         let by_paper = if moe.routing.random_second { (experts as f64).powi(-2) } else { 1.0 };
-        parts.penalties.push(b.scale(balance, moe.routing.balance * by_paper)?);
+        parts.penalties.push(b.build(balance * (moe.routing.balance * by_paper))?);
     }
     let of_all = b.sum(counts, &[0])?;
     if let Some(kept) = kept {
@@ -67,7 +66,7 @@ pub(super) fn of_choices(
             None => b.scalar(DType::F32, (groups * tokens * top) as f64)?,
         };
         let kept = b.sum(kept, &[0, 1])?;
-        let dropped = b.one(Binary::Sub, &[taken, kept])?;
+        let dropped = b.build(taken - kept)?;
         parts.dropped.push([dropped, taken]);
     }
     Ok(of_all)
@@ -86,22 +85,18 @@ pub(super) fn of_scores(
         Affinity::Softmax => b.one(LogSoftmax { dim: 2 }, &[scores.logits])?,
         Affinity::Sigmoid => {
             // 0 · log 0 counts as 0.
-            let least = b.splat_like(scores.probabilities, f64::from(f32::MIN_POSITIVE))?;
-            let probabilities = b.one(Binary::Max, &[scores.probabilities, least])?;
-            b.one(Unary::Log, &[probabilities])?
+            b.build(Unary::Log.of(Binary::Max.of(scores.probabilities, f64::from(f32::MIN_POSITIVE))))?
         }
     };
-    let terms = b.mul(scores.probabilities, logs)?;
-    let sum = b.sum(terms, &[0, 1, 2])?;
-    parts.entropies.push(b.scale(sum, -1.0 / tokens)?);
+    let sum = b.sum(scores.probabilities * logs, &[0, 1, 2])?;
+    parts.entropies.push(b.build(sum * (-1.0 / tokens))?);
     if moe.routing.z > 0.0 {
         // log Σ exp x = x - log softmax x, for any expert. The first one is taken.
         let first = |b: &mut Builder, x| b.slice(x, 2, 0, Dim::known(1));
         let (logit, log) = (first(b, scores.logits)?, first(b, logs)?);
-        let sizes = b.one(Binary::Sub, &[logit, log])?;
-        let squares = b.mul(sizes, sizes)?;
-        let sum = b.sum(squares, &[0, 1, 2])?;
-        parts.penalties.push(b.scale(sum, moe.routing.z / tokens)?);
+        let sizes = b.build(logit - log)?;
+        let sum = b.sum(sizes * sizes, &[0, 1, 2])?;
+        parts.penalties.push(b.build(sum * (moe.routing.z / tokens))?);
     }
     Ok(())
 }
@@ -138,7 +133,7 @@ fn sum(b: &mut Builder, values: &[ValueId]) -> Result<Option<ValueId>, TypeError
     let Some((&first, rest)) = values.split_first() else { return Ok(None) };
     let mut sum = first;
     for &value in rest {
-        sum = b.add(sum, value)?;
+        sum = b.build(sum + value)?;
     }
     Ok(Some(sum))
 }

@@ -89,7 +89,7 @@ impl Moe {
             // Readers of the dense result will read the sum, and the sum reads a copy of the last dense node.
             let last = b.module().node(block.last).clone();
             let dense = b.one(last.op, &last.operands)?;
-            y = b.add(dense, y)?;
+            y = b.build(dense + y)?;
         }
         b.replace(output, y);
         Ok(())
@@ -117,8 +117,7 @@ impl Moe {
         let y = b.reshape(y, known(&[groups, tokens, top]).into_iter().chain([out]))?;
         let gates = b.cast(choice.gates, dtype)?;
         let gates = b.reshape(gates, known(&[groups, tokens, top, 1]))?;
-        let weighted = b.mul(y, gates)?;
-        b.sum(weighted, &[2])
+        b.sum(y * gates, &[2])
     }
 
     fn at_slots(

@@ -6,7 +6,7 @@ use super::{Affinity, Gates, GroupLimit, Moe};
 use crate::{dropout, router_bias};
 use ir::ops::constant::Iota;
 use ir::ops::contract::Contract;
-use ir::ops::elementwise::{Binary, Compare, Logical, Select, Unary};
+use ir::ops::elementwise::{Compare, Logical, Select, Unary};
 use ir::ops::indexing::GatherElements;
 use ir::ops::random::RandomUniform;
 use ir::ops::ranking::TopK;
@@ -69,10 +69,7 @@ pub(super) fn scores(
     if jitter > 0.0 {
         let all = Type::of(DType::F32, &[sizes.groups, sizes.tokens, sizes.features]);
         let uniform = uniform(b, moe, all, sizes)?;
-        let spread = b.scale(uniform, 2.0 * jitter)?;
-        let least = b.splat_like(spread, 1.0 - jitter)?;
-        let factor = b.add(spread, least)?;
-        x = b.mul(x, factor)?;
+        x = b.build(x * (uniform * (2.0 * jitter) + (1.0 - jitter)))?;
     }
     let logits = b.one(Contract::linear(3, false), &[x, weight])?;
     match moe.routing.affinity {
@@ -81,7 +78,7 @@ pub(super) fn scores(
             Ok(Scores { logits, affinities: probabilities, probabilities })
         }
         Affinity::Sigmoid => {
-            let affinities = b.one(Unary::Sigmoid, &[logits])?;
+            let affinities = b.build(Unary::Sigmoid.of(logits))?;
             let probabilities = divided_by_sum(b, affinities, sizes)?;
             Ok(Scores { logits, affinities, probabilities })
         }
@@ -92,7 +89,7 @@ pub(super) fn scores(
 fn divided_by_sum(b: &mut Builder, x: ValueId, sizes: Sizes) -> Result<ValueId, TypeError> {
     let sum = b.sum(x, &[2])?;
     let sum = b.reshape(sum, known(&[sizes.groups, sizes.tokens, 1]))?;
-    b.one(Binary::Div, &[x, sum])
+    b.build(x / sum)
 }
 
 /// Returns the bits of the deviation of fresh weights whose sums have `fan_in` terms.
@@ -124,14 +121,10 @@ fn of_groups(
     let chosen = b.one(TopK { dim: 2, count: taken, largest: true }, &[sums])?;
     let chosen = b.reshape(chosen, known(&[samples, tokens, taken, 1]))?;
     let group = b.one_typed(Iota { dim: 3 }, &[], Type::of(DType::I64, &[1, 1, 1, groups]))?;
-    let is_chosen = b.one(Compare::Equal, &[chosen, group])?;
-    let is_chosen = b.cast(is_chosen, DType::I64)?;
-    let is_chosen = b.sum(is_chosen, &[2])?;
+    let is_chosen = b.sum(Compare::Equal.of(chosen, group).cast(DType::I64), &[2])?;
     let is_chosen = b.cast(is_chosen, DType::Bool)?;
     let is_chosen = b.reshape(is_chosen, known(&[samples, tokens, groups, 1]))?;
-    let least = b.splat_like(by_group, f64::from(f32::MIN))?;
-    let ranked = b.one(Select, &[is_chosen, by_group, least])?;
-    b.reshape(ranked, known(&[samples, tokens, moe.experts]))
+    b.reshape(Select.of(is_chosen, by_group, f64::from(f32::MIN)), known(&[samples, tokens, moe.experts]))
 }
 
 /// Builds the choice of experts of each token. With a bias, the router's buffer `NAME.bias` of each expert is added where experts are
@@ -148,7 +141,7 @@ pub(super) fn choose(
     if routing.bias > 0.0 {
         let ty = Type::of(DType::F32, &[moe.experts]);
         let id = b.tables().add_state(router_bias::name(router), ty, Role::Buffer, Initializer::Zeros);
-        ranked = b.add(ranked, b.module().states[id].input)?;
+        ranked = b.build(ranked + b.module().states[id].input)?;
     }
     if let Some(limit) = routing.limit {
         ranked = of_groups(b, moe, limit, ranked, sizes)?;
@@ -164,15 +157,10 @@ pub(super) fn choose(
     // GShard takes the second choice with the probability 2 · gate (Lepikhin et al., arXiv 2006.16668, algorithm 1, line 17).
     let one_choice = Type::of(DType::F32, &[sizes.groups, sizes.tokens, 1]);
     let drawn = uniform(b, moe, one_choice, sizes)?;
-    let twice = b.scale(gates, 2.0)?;
-    let is_drawn = b.one(Compare::Less, &[drawn, twice])?;
+    let is_drawn = b.build(Compare::Less.of(drawn, gates * 2.0))?;
     let number = b.one_typed(Iota { dim: 2 }, &[], Type::of(DType::I64, &[1, 1, 2]))?;
-    let is_first = {
-        let first = b.splat_like(number, 0.0)?;
-        b.one(Compare::Equal, &[number, first])?
-    };
-    let taken = b.one(Logical::Or, &[is_drawn, is_first])?;
-    let nothing = b.splat_like(gates, 0.0)?;
-    let gates = b.one(Select, &[taken, gates, nothing])?;
+    let is_first = b.build(Compare::Equal.of(number, 0.0))?;
+    let taken = b.build(Logical::Or.of(is_drawn, is_first))?;
+    let gates = b.build(Select.of(taken, gates, 0.0))?;
     Ok(Choice { experts, gates, taken: Some(taken) })
 }

@@ -5,7 +5,7 @@
 use super::Moe;
 use super::route::{Choice, Sizes, known};
 use ir::ops::constant::Iota;
-use ir::ops::elementwise::{Binary, Compare, Logical, Select};
+use ir::ops::elementwise::{Compare, Logical, Select};
 use ir::ops::indexing::{GatherElements, GatherNd};
 use ir::ops::ranking::TopK;
 use ir::ops::reduce::CumulativeSum;
@@ -68,35 +68,30 @@ pub(super) fn of_tokens(
         let taken = b.reshape(taken, choices)?;
         let counts = b.cast(taken, DType::I64)?;
         let counts = b.reshape(counts, known(&[groups, top * tokens, 1]))?;
-        one_hot = b.mul(one_hot, counts)?;
+        one_hot = b.build(one_hot * counts)?;
         is_taken = Some(taken);
     }
     let earlier = b.one(CumulativeSum { dim: 1, exclusive: true, reverse: false }, &[one_hot])?;
-    let place = b.mul(earlier, one_hot)?;
-    let place = b.sum(place, &[2])?;
-    let limit = b.splat_like(place, of_expert as f64)?;
-    let fits = b.one(Compare::Less, &[place, limit])?;
+    let place = b.sum(earlier * one_hot, &[2])?;
+    let fits = b.build(Compare::Less.of(place, of_expert as f64))?;
     let has_slot = match is_taken {
-        Some(is_taken) => b.one(Logical::And, &[fits, is_taken])?,
+        Some(is_taken) => b.build(Logical::And.of(fits, is_taken))?,
         None => fits,
     };
-    let first = b.scale(expert, of_expert as f64)?;
-    let slot = b.add(first, place)?;
+    let slot = b.build(expert * of_expert as f64 + place)?;
     // Choices without a slot write into an extra slot, which is cut off: indices stay within the tensor, as ONNX demands.
     let all = experts * of_expert;
-    let outside = b.splat_like(slot, all as f64)?;
-    let written = b.one(Select, &[has_slot, slot, outside])?;
+    let written = b.build(Select.of(has_slot, slot, all as f64))?;
     let token = b.one_typed(Iota { dim: 2 }, &[], Type::of(DType::I64, &[groups, top, tokens]))?;
     let token = b.reshape(token, known(&[groups, top * tokens]))?;
     let empty = b.splat(Type::of(DType::I64, &[groups, all + 1]), 0.0)?;
     let tokens_of = b.one(ScatterElements { dim: 1, kind: ScatterKind::Set }, &[empty, written, token])?;
     let tokens_of = b.slice(tokens_of, 1, 0, Dim::known(all))?;
-    let zero = b.splat_like(slot, 0.0)?;
-    let slots = b.one(Select, &[has_slot, slot, zero])?;
+    let slots = b.build(Select.of(has_slot, slot, 0.0))?;
     let kept = b.cast(has_slot, DType::F32)?;
     let of_choices = b.reshape(kept, known(&[groups, top, tokens]))?;
     let gates = in_turn(b, choice.gates)?;
-    let gates = b.mul(gates, of_choices)?;
+    let gates = b.build(gates * of_choices)?;
     Ok((Slots { of_expert, tokens: tokens_of, back: Back::Read { slots, gates } }, kept))
 }
 
@@ -127,8 +122,7 @@ pub(super) fn one_hot(
 ) -> Result<ValueId, TypeError> {
     let class = b.one_typed(Iota { dim: 2 }, &[], Type::of(DType::I64, &[1, 1, classes]))?;
     let numbers = b.reshape(numbers, known(&[dims[0], dims[1], 1]))?;
-    let is_class = b.one(Compare::Equal, &[numbers, class])?;
-    b.cast(is_class, DType::I64)
+    b.build(Compare::Equal.of(numbers, class).cast(DType::I64))
 }
 
 impl Slots {
@@ -174,13 +168,12 @@ impl Slots {
                 let read = b.reshape(read, with_features(&[groups, top, tokens]))?;
                 let gates = b.cast(gates, dtype)?;
                 let gates = b.reshape(gates, known(&[groups, top, tokens, 1]))?;
-                let weighted = b.mul(read, gates)?;
-                b.sum(weighted, &[1])
+                b.sum(read * gates, &[1])
             }
             Back::Add { gates } => {
                 let gates = b.cast(gates, dtype)?;
                 let gates = b.reshape(gates, known(&[groups, places, 1]))?;
-                let weighted = b.one(Binary::Mul, &[y, gates])?;
+                let weighted = b.build(y * gates)?;
                 let index = b.reshape(self.tokens, known(&[groups, places, 1]))?;
                 let zeros = b.splat(Type::new(dtype, with_features(&[groups, tokens])), 0.0)?;
                 b.one(ScatterNd { batch_dims: 1, kind: ScatterKind::Add }, &[zeros, index, weighted])

@@ -60,31 +60,24 @@ pub(super) fn build(
     let mut gradient = b.cast(gradient, dtype)?;
     if let Some(scale) = scalars.scale {
         let scale = b.cast(scale, dtype)?;
-        gradient = b.mul(gradient, scale)?;
+        gradient = b.build(gradient * scale)?;
     }
     let direction = build_direction(b, rule, state, gradient, scalars.step)?;
     let length = build_length(b, rule, parameter, direction, scalars)?;
     let length = b.cast(length, dtype)?;
-    let mut step = b.mul(direction, length)?;
+    let mut step = b.build(direction * length)?;
     if rule.beta1 > 0.0 {
         let dims = b.ty(stored).dims.clone();
         let (id, old) = add_state_with(b, "adafactor.m", state, Type::new(dtype, dims));
-        let [kept, added] = [(old, rule.beta1), (step, 1.0 - rule.beta1)].map(|(x, by)| b.scale(x, by));
-        step = b.add(kept?, added?)?;
+        let [kept, added] = [(old, rule.beta1), (step, 1.0 - rule.beta1)].map(|(x, by)| b.build(x * by));
+        step = b.build(kept? + added?)?;
         b.tables().states[id].output = Some(step);
     }
     let kept = match scalars.decays {
-        true => {
-            let decay = b.mul(scalars.lr, scalars.weight_decay)?;
-            let one = b.scalar(DType::F64, 1.0)?;
-            let kept = b.one(Binary::Sub, &[one, decay])?;
-            let kept = b.cast(kept, dtype)?;
-            b.mul(parameter, kept)?
-        }
+        true => b.build(parameter * (1.0 - scalars.lr * scalars.weight_decay).cast(dtype))?,
         false => parameter,
     };
-    let new = b.one(Binary::Sub, &[kept, step])?;
-    b.cast(new, own)
+    b.build((kept - step).cast(own))
 }
 
 /// Builds `U`, the gradient divided by the root of its second moments, and updates the moments.
@@ -96,14 +89,11 @@ fn build_direction(
     step: ValueId,
 ) -> Result<ValueId, TypeError> {
     let Type { dtype, dims, .. } = b.ty(gradient).clone();
-    let squares = b.mul(gradient, gradient)?;
-    let eps = b.scalar(dtype, rule.eps1)?;
-    let squares = b.add(squares, eps)?;
+    let squares = b.build(gradient * gradient + rule.eps1)?;
     let moments = Moments::new(b, rule, state, step, dtype)?;
     let [outer @ .., rows, columns] = &dims[..] else {
         let moment = moments.build(b, "adafactor.v", squares)?;
-        let factor = b.one(Unary::Rsqrt, &[moment])?;
-        return b.mul(gradient, factor);
+        return b.build(gradient * Unary::Rsqrt.of(moment));
     };
     let last = dims.len() as u32 - 1;
     let row_moment = build_mean(b, squares, last)?;
@@ -113,13 +103,9 @@ fn build_direction(
     let mean = build_mean(b, row_moment, last - 1)?;
     let with = |dims: &[Dim]| outer.iter().chain(dims).cloned().collect::<Vec<_>>();
     let mean = b.reshape(mean, with(&[Dim::known(1)]))?;
-    let relative = b.one(Binary::Div, &[row_moment, mean])?;
-    let by_row = b.one(Unary::Rsqrt, &[relative])?;
-    let by_row = b.reshape(by_row, with(&[rows.clone(), Dim::known(1)]))?;
-    let by_column = b.one(Unary::Rsqrt, &[column_moment])?;
-    let by_column = b.reshape(by_column, with(&[Dim::known(1), columns.clone()]))?;
-    let direction = b.mul(gradient, by_row)?;
-    b.mul(direction, by_column)
+    let by_row = b.reshape(Unary::Rsqrt.of(row_moment / mean), with(&[rows.clone(), Dim::known(1)]))?;
+    let by_column = b.reshape(Unary::Rsqrt.of(column_moment), with(&[Dim::known(1), columns.clone()]))?;
+    b.build(gradient * by_row * by_column)
 }
 
 /// The second moments of one state.
@@ -140,8 +126,8 @@ impl Moments {
         dtype: DType,
     ) -> Result<Self, TypeError> {
         let [exponent, one] = [-rule.decay_rate, 1.0].map(|number| b.scalar(DType::F64, number));
-        let added = b.one(Binary::Pow, &[step, exponent?])?;
-        let kept = b.one(Binary::Sub, &[one?, added])?;
+        let added = b.build(Binary::Pow.of(step, exponent?))?;
+        let kept = b.build(one? - added)?;
         Ok(Self { state, kept: b.cast(kept, dtype)?, added: b.cast(added, dtype)? })
     }
 
@@ -149,9 +135,7 @@ impl Moments {
     fn build(&self, b: &mut Builder, kind: &str, new: ValueId) -> Result<ValueId, TypeError> {
         let ty = Type::new(b.ty(new).dtype, b.ty(new).dims.clone());
         let (id, old) = add_state_with(b, kind, self.state, ty);
-        let kept = b.mul(old, self.kept)?;
-        let added = b.mul(new, self.added)?;
-        let moment = b.add(kept, added)?;
+        let moment = b.build(old * self.kept + new * self.added)?;
         b.tables().states[id].output = Some(moment);
         Ok(moment)
     }
@@ -166,19 +150,13 @@ fn build_length(
     scalars: &Scalars,
 ) -> Result<ValueId, TypeError> {
     let rms = build_rms(b, direction)?;
-    let over = b.scale(rms, 1.0 / rule.clip_threshold)?;
-    let one = b.scalar(DType::F64, 1.0)?;
-    let divisor = b.one(Binary::Max, &[one, over])?;
+    let divisor = b.build(Binary::Max.of(1.0, rms * (1.0 / rule.clip_threshold)))?;
     if !rule.relative {
-        return b.one(Binary::Div, &[scalars.lr, divisor]);
+        return b.build(scalars.lr / divisor);
     }
-    let root = b.one(Unary::Rsqrt, &[scalars.step])?;
-    let rate = b.one(Binary::Min, &[scalars.lr, root])?;
+    let rate = b.build(Binary::Min.of(scalars.lr, Unary::Rsqrt.of(scalars.step)))?;
     let size = build_rms(b, parameter)?;
-    let least = b.scalar(DType::F64, rule.eps2)?;
-    let size = b.one(Binary::Max, &[least, size])?;
-    let length = b.mul(size, rate)?;
-    b.one(Binary::Div, &[length, divisor])
+    b.build(Binary::Max.of(rule.eps2, size) * rate / divisor)
 }
 
 /// Builds the root mean square of all elements, an f64 scalar.
@@ -188,8 +166,7 @@ fn build_rms(b: &mut Builder, x: ValueId) -> Result<ValueId, TypeError> {
     let squares = b.one(square, &[x, x])?;
     let squares = b.cast(squares, DType::F64)?;
     let count = count(&b.ty(x).dims)?;
-    let mean = b.scale(squares, 1.0 / count)?;
-    b.one(Unary::Sqrt, &[mean])
+    b.build(Unary::Sqrt.of(squares * (1.0 / count)))
 }
 
 /// Builds the mean over a dim, and removes the dim.
@@ -197,7 +174,7 @@ fn build_mean(b: &mut Builder, x: ValueId, dim: u32) -> Result<ValueId, TypeErro
     let count = count(&b.ty(x).dims[dim as usize..=dim as usize])?;
     let sum = Reduce { kind: ReduceKind::Sum, dims: SmallVec::from_slice(&[dim]), keep: false };
     let sum = b.one(sum, &[x])?;
-    b.scale(sum, 1.0 / count)
+    b.build(sum * (1.0 / count))
 }
 
 /// Returns the number of elements of these dims.

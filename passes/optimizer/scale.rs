@@ -56,7 +56,7 @@ impl Products {
             return Ok(Some(known));
         }
         let product = match self.product(b, others)? {
-            Some(product) => b.mul(product, last)?,
+            Some(product) => b.build(product * last)?,
             None => last,
         };
         self.0.insert(factors.to_vec(), product);

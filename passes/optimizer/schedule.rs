@@ -1,6 +1,6 @@
 //! Learning-rate schedules: the rate of a step as scalar nodes, computed on the device from the step counter.
 
-use crate::arguments::Arguments;
+use crate::arguments::Options;
 use ir::ops::elementwise::{Binary, Compare, Select, Unary};
 use ir::{Builder, DType, TypeError, ValueId};
 
@@ -56,26 +56,14 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    pub(crate) fn parse(arguments: &mut Arguments) -> Result<Self, String> {
+    /// Names the options of a schedule.
+    pub(crate) fn options(&mut self, options: &mut Options) {
         let default = Self::default();
-        Ok(Self {
-            curve: arguments.word(&Curve::ALL).unwrap_or_default(),
-            warmup: arguments.value("warmup", default.warmup)?,
-            min: arguments.value("min", default.min)?,
-            steps: arguments.value("steps", default.steps)?,
-            decay: arguments.value("decay", default.decay)?,
-        })
-    }
-
-    pub(crate) fn print(&self, arguments: &mut Arguments) {
-        let default = Self::default();
-        for (curve, word) in Curve::ALL {
-            arguments.push_flag(word, curve == self.curve && curve != default.curve);
-        }
-        arguments.push_unless(&default.warmup, "warmup", &self.warmup);
-        arguments.push_unless(&default.min, "min", &self.min);
-        arguments.push_unless(&default.steps, "steps", &self.steps);
-        arguments.push_unless(&default.decay, "decay", &self.decay);
+        options.word(&Curve::ALL, &mut self.curve, Some(default.curve));
+        options.value("warmup", &mut self.warmup, default.warmup);
+        options.value("min", &mut self.min, default.min);
+        options.value("steps", &mut self.steps, default.steps);
+        options.value("decay", &mut self.decay, default.decay);
     }
 
     /// Refuses numbers that make no curve.
@@ -142,11 +130,8 @@ impl Schedule {
         }
         let (one, peak) = (b.scalar(DType::F64, 1.0)?, b.scalar(DType::F64, lr)?);
         let warmup = b.scalar(DType::F64, self.warmup as f64)?;
-        let next = b.add(step, one)?;
-        let risen = b.mul(peak, next)?;
-        let rising = b.one(Binary::Div, &[risen, warmup])?;
-        let warm = b.one(Compare::Less, &[step, warmup])?;
-        b.one(Select, &[warm, rising, after])
+        let rising = b.build(peak * (step + one) / warmup)?;
+        b.build(Select.of(Compare::Less.of(step, warmup), rising, after))
     }
 
     fn build_curve(&self, b: &mut Builder, lr: f64, step: ValueId) -> Result<ValueId, TypeError> {
@@ -157,28 +142,17 @@ impl Schedule {
         let start = b.scalar(DType::F64, fall as f64)?;
         let length = b.scalar(DType::F64, (self.steps - fall) as f64)?;
         let one = b.scalar(DType::F64, 1.0)?;
-        let since = b.one(Binary::Sub, &[step, start])?;
-        let share = b.one(Binary::Div, &[since, length])?;
-        let mut progress = b.one(Binary::Min, &[share, one])?;
+        let mut progress = b.build(Binary::Min.of((step - start) / length, one))?;
         if self.curve == Curve::WarmupStableDecay {
-            let zero = b.scalar(DType::F64, 0.0)?;
-            progress = b.one(Binary::Max, &[progress, zero])?;
+            progress = b.build(Binary::Max.of(progress, 0.0))?;
         }
         match self.curve {
             Curve::Constant | Curve::Linear | Curve::WarmupStableDecay => {
-                let fall = b.scale(progress, self.min - lr)?;
-                let peak = b.scalar(DType::F64, lr)?;
-                b.add(peak, fall)
+                b.build(lr + progress * (self.min - lr))
             }
             Curve::Cosine => {
-                let angle = b.scale(progress, std::f64::consts::PI)?;
-                let cosine = b.one(Unary::Cos, &[angle])?;
-                let raised = b.add(one, cosine)?;
-                let height = b.scalar(DType::F64, lr - self.min)?;
-                let scaled = b.mul(height, raised)?;
-                let half = b.scale(scaled, 0.5)?;
-                let floor = b.scalar(DType::F64, self.min)?;
-                b.add(floor, half)
+                let raised = b.build(one + Unary::Cos.of(progress * std::f64::consts::PI))?;
+                b.build(self.min + (lr - self.min) * raised * 0.5)
             }
         }
     }

@@ -3,7 +3,6 @@
 use super::adafactor;
 use super::algorithm::{Algorithm, Moments};
 use ir::ops::Float;
-use ir::ops::elementwise::Binary;
 use ir::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
 use ir::{Builder, Initializer, Role, StateId, Type, TypeError, ValueId};
 
@@ -99,19 +98,17 @@ fn build_descent(
     let dtype = b.ty(parameter).dtype;
     let lr = b.cast(scalars.lr, dtype)?;
     let gradient = match scalars.scale {
-        Some(scale) => b.mul(gradient, scale)?,
+        Some(scale) => b.build(gradient * scale)?,
         None => gradient,
     };
     let direction = match scalars.decays {
         true => {
             let weight_decay = b.cast(scalars.weight_decay, dtype)?;
-            let decay = b.mul(parameter, weight_decay)?;
-            b.add(gradient, decay)?
+            b.build(gradient + parameter * weight_decay)?
         }
         false => gradient,
     };
-    let move_by = b.mul(direction, lr)?;
-    b.one(Binary::Sub, &[parameter, move_by])
+    b.build(parameter - direction * lr)
 }
 
 /// Adds a state of zeros with the type of a parameter. Returns its id and value.

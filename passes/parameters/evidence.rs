@@ -9,7 +9,6 @@ use ir::{Data, DataId, Definition, Module, Node, NodeId, Op, OperandRole, ValueI
 use smallvec::SmallVec;
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 /// The evidence of one use, with the reason in words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,13 +64,6 @@ impl Finding {
             | Evidence::Named(why)
             | Evidence::Constant(why) => why,
         }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.is_parameter() { "parameter: " } else { "constant: " })?;
-        f.write_str(self.reason())
     }
 }
 

@@ -8,7 +8,6 @@ use ir::{
     TypeError, ValueId,
 };
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// The type in which an f32 value is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,8 +29,6 @@ pub struct Decision {
     pub half: DType,
     kept: SecondaryMap<ValueId, KeptType>,
     in_half: EntitySet<NodeId>,
-    /// The numbers of nodes that depend on a state, by operator name: those that compute in half, and those in f32.
-    counts: BTreeMap<&'static str, [usize; 2]>,
 }
 
 impl Decision {
@@ -46,28 +43,11 @@ impl Decision {
     }
 }
 
-impl fmt::Display for Decision {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let list = |which: usize| {
-            let counts = self.counts.iter().filter(|(_, counts)| counts[which] > 0);
-            let words: Vec<String> =
-                counts.map(|(name, counts)| format!("{} {name}", counts[which])).collect();
-            words.join(", ")
-        };
-        write!(f, "in {}: {}\nin f32: {}", self.half, list(0), list(1))
-    }
-}
-
 /// Decides in one pass over the microbatch phases, in program order.
 pub fn decide(module: &Module, half: DType) -> Result<Decision, TypeError> {
     let mut walk = Walk {
         module,
-        decision: Decision {
-            half,
-            kept: SecondaryMap::new(),
-            in_half: EntitySet::new(),
-            counts: BTreeMap::new(),
-        },
+        decision: Decision { half, kept: SecondaryMap::new(), in_half: EntitySet::new() },
         stateful: EntitySet::new(),
         scores: EntitySet::new(),
     };
@@ -149,9 +129,6 @@ impl Walk<'_> {
         }
         if in_half {
             self.decision.in_half.insert(id);
-        }
-        if stateful {
-            self.decision.counts.entry(node.op.name()).or_default()[usize::from(!in_half)] += 1;
         }
         Ok(())
     }

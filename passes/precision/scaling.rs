@@ -42,7 +42,7 @@ pub(super) fn scale_backward(module: &mut Module, options: &Scaling) -> Result<S
     b.origin(Precision::NAME).at(At::End(Phase::Prepare));
     let scale = b.cast(scale, ty.dtype)?;
     let number = b.splat(ty, splat.value.get())?;
-    let scaled = b.mul(number, scale)?;
+    let scaled = b.build(number * scale)?;
     b.replace(old, scaled);
     b.remove(seed);
     b.finish();
@@ -72,12 +72,8 @@ pub(super) fn build_update(module: &mut Module, options: &Scaling, scaler: Scale
     let gradients = unscale(&mut b, this_scale)?;
     let norm = build_norm(&mut b, &gradients)?;
     // NaN is not less than infinity, so it counts as not finite.
-    let infinity = b.scalar(DType::F64, f64::INFINITY)?;
-    let finite = b.one(Compare::Less, &[norm, infinity])?;
-    let skipped = b.one(Unary::Not, &[finite])?;
-    let smallest = b.scalar(DType::F32, options.min)?;
-    let at_minimum = b.one(Compare::LessEqual, &[scale, smallest])?;
-    let exhausted = b.one(Logical::And, &[skipped, at_minimum])?;
+    let skipped = b.build(Unary::Not.of(Compare::Less.of(norm, f64::INFINITY)))?;
+    let exhausted = b.build(Logical::And.of(skipped, Compare::LessEqual.of(scale, options.min)))?;
     for (output, value) in [
         (StepOutput::GradientNorm, norm),
         (StepOutput::Skipped, skipped),
@@ -96,7 +92,7 @@ pub(super) fn build_update(module: &mut Module, options: &Scaling, scaler: Scale
 
 /// Divides the gradients by the scale, an f64 scalar.
 fn unscale(b: &mut Builder, scale: ValueId) -> Result<Vec<Factored>, TypeError> {
-    let inverse = b.one(Unary::Reciprocal, &[scale])?;
+    let inverse = b.build(Unary::Reciprocal.of(scale))?;
     let (mut inverses, mut gradients) = (Casts::of(inverse), Vec::new());
     for index in 0..b.module().outputs.len() {
         let output = &b.module().outputs[index];
@@ -124,27 +120,21 @@ fn build_next(
     let (zero, one) = (number(b, 0)?, number(b, 1)?);
     let (interval, patience) = (number(b, options.interval)?, number(b, options.hysteresis)?);
 
-    let more = b.add(good_steps, one)?;
-    let good_steps = b.one(Select, &[skipped, zero, more])?;
-    let grows = b.one(Compare::GreaterEqual, &[good_steps, interval])?;
-    let less = b.one(Binary::Sub, &[hysteresis, one])?;
-    let less = b.one(Binary::Max, &[less, zero])?;
-    let left = b.one(Select, &[skipped, less, hysteresis])?;
-    let out_of_patience = b.one(Compare::LessEqual, &[left, zero])?;
-    let shrinks = b.one(Logical::And, &[skipped, out_of_patience])?;
+    let good_steps = b.build(Select.of(skipped, zero, good_steps + one))?;
+    let grows = b.build(Compare::GreaterEqual.of(good_steps, interval))?;
+    let left = b.build(Select.of(skipped, Binary::Max.of(hysteresis - one, zero), hysteresis))?;
+    let shrinks = b.build(Logical::And.of(skipped, Compare::LessEqual.of(left, zero)))?;
 
     let [growth, largest, backoff, smallest] =
         [options.growth, options.max, options.backoff, options.min].map(|x| b.scalar(DType::F32, x));
-    let grown = b.mul(scale, growth?)?;
-    let grown = b.one(Binary::Min, &[grown, largest?])?;
+    let grown = b.build(Binary::Min.of(scale * growth?, largest?))?;
     // A scale that starts above the largest one neither grows nor falls to it.
-    let grown = b.one(Binary::Max, &[grown, scale])?;
-    let shrunk = b.mul(scale, backoff?)?;
-    let shrunk = b.one(Binary::Max, &[shrunk, smallest?])?;
-    let unless_shrunk = b.one(Select, &[grows, grown, scale])?;
+    let grown = b.build(Binary::Max.of(grown, scale))?;
+    let shrunk = b.build(Binary::Max.of(scale * backoff?, smallest?))?;
+    let unless_shrunk = b.build(Select.of(grows, grown, scale))?;
     Ok([
-        b.one(Select, &[shrinks, shrunk, unless_shrunk])?,
-        b.one(Select, &[grows, zero, good_steps])?,
-        b.one(Select, &[grows, patience, left])?,
+        b.build(Select.of(shrinks, shrunk, unless_shrunk))?,
+        b.build(Select.of(grows, zero, good_steps))?,
+        b.build(Select.of(grows, patience, left))?,
     ])
 }

@@ -145,7 +145,7 @@ fn is_small(module: &Module, value: ValueId) -> bool {
 /// Returns the stage of each node, given the stages of the states.
 fn nodes(module: &Module, states: &BTreeMap<StateId, u32>) -> BTreeMap<NodeId, u32> {
     let mut nodes = BTreeMap::new();
-    let is_asynchronous = module.pipeline.as_ref().is_some_and(ir::Pipeline::is_asynchronous);
+    let is_asynchronous = module.pipeline.as_ref().is_some_and(ir::StageTable::is_asynchronous);
     for (id, node) in module.nodes() {
         let stages = node.operands.iter().map(|&value| of(module, &nodes, states, value));
         let stages = stages.filter(|&stage| stage != EVERY_STAGE);

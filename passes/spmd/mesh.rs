@@ -2,6 +2,7 @@
 
 use crate::pass::PassContext;
 use ir::{Axis, AxisId, AxisRole, Diagnostic, Mesh, Module, Op};
+use std::fmt;
 
 /// An axis as the user asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,6 +11,22 @@ pub struct AxisSize {
     pub name: String,
     /// The number of devices along the axis.
     pub size: u64,
+}
+
+impl AxisSize {
+    /// Reads `dp:2`.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let (name, size) =
+            text.split_once(':').ok_or_else(|| format!("`{text}` is not an axis; write an axis as dp:2"))?;
+        let size = size.parse().map_err(|_| format!("`{size}` is not a number of devices"))?;
+        Ok(Self { name: name.into(), size })
+    }
+}
+
+impl fmt::Display for AxisSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.name, self.size)
+    }
 }
 
 /// Builds the mesh with these axes for a module. Axes of one device are left out.

@@ -214,8 +214,7 @@ fn mask(b: &mut Builder, logits: ValueId, size: u64) -> Result<ValueId, Diagnost
     let ty = b.ty(logits).clone();
     let classes = ty.dims[ty.ndim() - 1].clone();
     let class = b.one_typed(Iota { dim: 0 }, &[], Type::new(DType::I64, [classes]))?;
-    let limit = b.scalar(DType::I64, size as f64)?;
-    let exists = b.one(Compare::Less, &[class, limit])?;
+    let exists = b.build(Compare::Less.of(class, size as f64))?;
     let hidden = b.one_typed(Splat { value: Float::new(f64::NEG_INFINITY) }, &[], Type::scalar(ty.dtype))?;
-    Ok(b.one(Select, &[exists, logits, hidden])?)
+    Ok(b.build(Select.of(exists, logits, hidden))?)
 }

@@ -187,7 +187,7 @@ impl Partition<'_, '_, '_> {
         let sharding = self.r.ty(x).sharding.clone();
         let y = self.r.reshard(y, &sharding, root)?;
         self.r.b.at(ir::At::Before(root));
-        let sum = self.r.b.add(x, y)?;
+        let sum = self.r.b.build(x + y)?;
         self.r.b.shard(sum, sharding);
         Ok(sum)
     }

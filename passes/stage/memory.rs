@@ -6,7 +6,7 @@
 
 use super::prices::{KeptBytes, Prices};
 use super::schedule::Plan;
-use crate::arguments::Arguments;
+use crate::arguments::{Options, value_of};
 use ir::Phase;
 use ir::timetable::{Task, slots};
 use std::ops::Range;
@@ -32,34 +32,26 @@ pub struct StageMemory {
 pub const AS_ESTIMATED: u64 = 1024;
 
 impl StageMemory {
-    /// Reads the options: `memory=LIMIT`, with `weight`, `gradient`, `optimizer`, `activations` and `measured`.
-    pub(super) fn parse(arguments: &mut Arguments) -> Result<Option<Self>, String> {
-        let limit = arguments.value("memory", u64::MAX)?;
-        let measured = arguments.take("measured").unwrap_or_default();
-        let ratio = |text: &str| text.parse().map_err(|_| format!("`{text}` is not a value of `measured`"));
-        let measured = measured.split('/').filter(|text| !text.is_empty()).map(ratio);
-        let memory = Self {
-            limit,
-            weight: arguments.value("weight", 4096)?,
-            gradient: arguments.value("gradient", 4096)?,
-            optimizer: arguments.value("optimizer", 0)?,
-            activations: arguments.value("activations", 1 << 20)?,
-            measured: measured.collect::<Result<_, String>>()?,
-        };
-        Ok((limit != u64::MAX).then_some(memory))
-    }
-
-    /// Writes the options.
-    pub(super) fn print(&self, arguments: &mut Arguments) {
-        arguments.push("memory", self.limit);
-        arguments.push("weight", self.weight);
-        arguments.push("gradient", self.gradient);
-        arguments.push("optimizer", self.optimizer);
-        arguments.push("activations", self.activations);
-        if !self.measured.is_empty() {
-            let ratios: Vec<String> = self.measured.iter().map(u64::to_string).collect();
-            arguments.push("measured", ratios.join("/"));
+    /// Names the options: `memory=LIMIT`, with `weight`, `gradient`, `optimizer`, `activations` and `measured`.
+    pub(super) fn options(memory: &mut Option<Self>, options: &mut Options) {
+        if memory.is_none() && !options.is_reading() {
+            return;
         }
+        let mut given = memory.take().unwrap_or(Self {
+            limit: u64::MAX,
+            weight: 4096,
+            gradient: 4096,
+            optimizer: 0,
+            activations: 1 << 20,
+            measured: vec![],
+        });
+        options.written("memory", &mut given.limit);
+        options.written("weight", &mut given.weight);
+        options.written("gradient", &mut given.gradient);
+        options.written("optimizer", &mut given.optimizer);
+        options.written("activations", &mut given.activations);
+        options.joined("measured", '/', &mut given.measured, |text| value_of("measured", text));
+        *memory = Some(given).filter(|memory| memory.limit != u64::MAX);
     }
 
     /// Returns the expected bytes of a rank's plan, for its estimated bytes.

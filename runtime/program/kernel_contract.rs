@@ -2,7 +2,7 @@
 //!
 //! Each backend answers in one exhaustive match, in its file `kernel_contracts.rs`, so a new operator does not compile without an answer. A
 //! record starts as the contract of a family ([`KernelContract::dense`] and its neighbours) and adds the further abilities of the kernel.
-//! Facts about an operator's meaning are no part of a contract: [`ir::Operator::depends_on_position`] says whether the numbers of a
+//! Facts about an operator's meaning are no part of a contract: [`ir::Op::depends_on_position`] says whether the numbers of a
 //! device's part depend on the place of that part.
 
 use crate::layout::{Layout, Sizes};

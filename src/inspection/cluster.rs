@@ -5,7 +5,7 @@ use super::prediction::milliseconds;
 use super::step::PIPELINE_AXIS;
 use super::units::{bytes, count, grouped};
 use ir::machine::{Cluster, Link};
-use ir::{Module, Pipeline, visible};
+use ir::{Module, StageTable, visible};
 use serde::Serialize;
 use std::fmt;
 
@@ -118,7 +118,7 @@ impl ClusterFacts {
         });
         let ms = |collectives: &[CollectiveTimeFacts]| collectives.iter().map(|one| one.ms).sum::<f64>();
         let of = |rank| CollectiveTimeFacts::all(&module.of_pipeline_rank(rank), microbatches, cluster);
-        let ranks = (0..module.pipeline.as_ref().map_or(1, Pipeline::ranks)).map(|rank| (rank, of(rank)));
+        let ranks = (0..module.pipeline.as_ref().map_or(1, StageTable::ranks)).map(|rank| (rank, of(rank)));
         let slowest = ranks.max_by(|(_, one), (_, other)| ms(one).total_cmp(&ms(other)));
         let (rank, collectives) = slowest.unwrap_or_default();
         Self {

@@ -2,7 +2,7 @@
 
 use crate::output::PROFILE;
 use ir::timetable::{TASK_PHASES, Task};
-use ir::{Module, Phase, Pipeline, Timeline};
+use ir::{Module, Phase, StageTable, Timeline};
 use program::profile::{MeasuredRank, MeasuredRuns, MeasuredTask, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -131,7 +131,7 @@ fn stage_facts(stage: u32, measured: &MeasuredRank) -> MeasuredStageFacts {
 
 /// For each rank the share of the steps' time in which it computed nothing. A step lasts from the first task of all ranks to the end of
 /// the last; without a flush between steps, from the first task of the rank itself to its last.
-fn measured_idle(pipeline: &Pipeline, ranks: &[MeasuredRank]) -> Vec<f64> {
+fn measured_idle(pipeline: &StageTable, ranks: &[MeasuredRank]) -> Vec<f64> {
     let steps = ranks.iter().map(|rank| rank.windows.len()).min().unwrap_or_default();
     let newest = |rank: &MeasuredRank| -> Vec<Window> { rank.windows[rank.windows.len() - steps..].to_vec() };
     let windows: Vec<Vec<Window>> = ranks.iter().map(newest).collect();
@@ -156,7 +156,7 @@ fn measured_idle(pipeline: &Pipeline, ranks: &[MeasuredRank]) -> Vec<f64> {
 /// For each pipeline rank its idle share by the timetable and the times on the devices of its stage.
 fn predicted_idle(
     module: &Module,
-    pipeline: &Pipeline,
+    pipeline: &StageTable,
     ranks: &[MeasuredRank],
 ) -> Option<Vec<PredictedIdle>> {
     if pipeline.is_asynchronous() {
@@ -170,7 +170,7 @@ fn predicted_idle(
     }
     let dependencies = module.dependencies();
     let shares = |cost: &dyn Fn(Task) -> Option<f64>| -> Option<Vec<f64>> {
-        let Pipeline { timetable, placement, microbatches, .. } = pipeline;
+        let StageTable { timetable, placement, microbatches, .. } = pipeline;
         let cost = |task: Task| cost(task).unwrap_or_default();
         let timeline =
             Timeline::of_tasks(timetable, placement, *microbatches, &dependencies, cost, |_| 0.0).ok()?;

@@ -17,7 +17,7 @@ use crate::targets;
 use crate::training::{self, Programs};
 use ir::machine::{Device, DeviceKind, Machine};
 use ir::timetable::{TASK_PHASES, TaskTime, slots};
-use ir::{Dependency, Module, Phase, Pipeline, Timeline};
+use ir::{Dependency, Module, Phase, StageTable, Timeline};
 use passes::Manager;
 use program::simulator::pipeline::SimulatedRank;
 use program::{Multiprocessors, Target};
@@ -57,7 +57,7 @@ pub struct PipelineFacts {
     is_assumed: bool,
     /// The table of stages, and the dependencies of its tasks.
     #[serde(skip)]
-    plan: (Pipeline, Vec<Dependency>),
+    plan: (StageTable, Vec<Dependency>),
     /// The times of tasks and transfers.
     #[serde(skip)]
     times: Times,
@@ -247,7 +247,7 @@ impl PipelineFacts {
 }
 
 impl RankFacts {
-    fn of(pipeline: &Pipeline, rank: u32, program: &Program, timeline: &Timeline<f64>) -> Self {
+    fn of(pipeline: &StageTable, rank: u32, program: &Program, timeline: &Timeline<f64>) -> Self {
         let tasks = &pipeline.timetable.ranks[rank as usize];
         let times = &timeline.ranks[rank as usize];
         let splits = pipeline.timetable.splits_backward();
@@ -297,7 +297,7 @@ fn is_one(steps: &u32) -> bool {
 }
 
 /// The steps that a timetable shows: of an unbroken stream as many as fill the pipeline twice.
-fn steps_shown(pipeline: &Pipeline) -> u32 {
+fn steps_shown(pipeline: &StageTable) -> u32 {
     match pipeline.is_asynchronous() {
         true => (2 * pipeline.ranks()).div_ceil(pipeline.microbatches.max(1)).max(2),
         false => 1,

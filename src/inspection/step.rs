@@ -9,7 +9,7 @@ use crate::fit::Peaks;
 use crate::training::{self, Programs};
 use ir::analysis::StepCost;
 use ir::machine::Machine;
-use ir::{Module, Phase, Pipeline, Role};
+use ir::{Module, Phase, Role, StageTable};
 use program::UpdateTime;
 use serde::Serialize;
 
@@ -153,7 +153,7 @@ impl MeshFacts {
             let communication = Communication::of(&module, microbatches);
             DeviceFacts { communication, shares: Shares::of_pipeline_rank(&module, rank) }
         };
-        let pipeline_ranks = module.pipeline.as_ref().map(Pipeline::ranks);
+        let pipeline_ranks = module.pipeline.as_ref().map(StageTable::ranks);
         let stages = pipeline_ranks.map(|ranks| (PIPELINE_AXIS.to_owned(), u64::from(ranks)));
         let axes = module.mesh.axes.values().map(|axis| (axis.name.clone(), axis.size));
         (devices > 1).then(|| Self {

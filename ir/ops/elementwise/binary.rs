@@ -7,10 +7,10 @@ use super::unary::{
     FRAC_2_SQRT_PI, GELU_TANH_CUBE, GELU_TANH_SCALE, SQRT_2, Unary, gelu_tanh_inner, normal_cdf, sigmoid,
 };
 use super::{gathered, kinds, same_dtype, zip};
-use crate::DType;
 use crate::ops::list::Kinds;
 use crate::tensor::Elements;
 use crate::types::broadcast;
+use crate::{DType, Formula};
 
 kinds! {
     /// A function of two numbers of the same type.
@@ -118,28 +118,27 @@ fn power_gradient(
     [x, y]: [ValueId; 2],
     out: ValueId,
     dout: ValueId,
-) -> Result<(ValueId, ValueId), TypeError> {
+) -> Result<(Formula, Formula), TypeError> {
     let (one, zero) = (b.splat_like(y, 1.0)?, b.splat_like(y, 0.0)?);
-    let less = b.one(Binary::Sub, &[y, one])?;
-    let power = b.one(Binary::Pow, &[x, less])?;
-    let mut slope = b.mul(y, power)?;
+    let mut slope = b.build(y * Binary::Pow.of(x, y - one))?;
     if b.module().splat_number(y).is_none_or(|number| number == 0.0) {
-        let is_constant = b.one(Compare::Equal, &[y, zero])?;
-        slope = b.one(Select, &[is_constant, zero, slope])?;
+        slope = b.build(Select.of(Compare::Equal.of(y, zero), zero, slope))?;
     }
-    let log = b.one(Unary::Log, &[x])?;
-    let rate = b.mul(out, log)?;
-    let stays = [(Compare::Equal, x), (Compare::GreaterEqual, y)]
-        .map(|(compare, value)| b.one(compare, &[value, zero]));
-    let [base_is_zero, not_negative] = stays;
-    let stays_zero = b.one(Logical::And, &[base_is_zero?, not_negative?])?;
-    let rate = b.one(Select, &[stays_zero, zero, rate])?;
-    Ok((b.mul(slope, dout)?, b.mul(rate, dout)?))
+    let rate = b.build(out * Unary::Log.of(x))?;
+    let stays_zero = Logical::And.of(Compare::Equal.of(x, zero), Compare::GreaterEqual.of(y, zero));
+    let rate = b.build(Select.of(stays_zero, zero, rate))?;
+    Ok((slope * dout, rate * dout))
 }
 
 impl Operator for Binary {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs]).anywhere(match self {
+            // Powers leave the range of half.
+            Self::Pow => PrecisionClass::Full,
+            Self::Add | Self::Sub | Self::Mul | Self::Div | Self::Mod => PrecisionClass::Follow,
+            Self::Max | Self::Min | Self::AtLeast | Self::AtMost => PrecisionClass::Follow,
+            Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => PrecisionClass::Follow,
+        })
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -169,43 +168,37 @@ impl Operator for Binary {
         if !b.ty(out).dtype.is_float() {
             return Ok(vec![None, None]);
         }
-        let (dx, dy) = match self {
-            Self::Add => (dout, dout),
-            Self::Sub => (dout, b.one(Unary::Neg, &[dout])?),
-            Self::Mul => (b.mul(dout, y)?, b.mul(dout, x)?),
+        let (dx, dy): (Formula, Formula) = match self {
+            Self::Add => (dout.into(), dout.into()),
+            Self::Sub => (dout.into(), -dout),
+            Self::Mul => (dout * y, dout * x),
             // d(x/y) = dx/y - (x/y)/y dy
             Self::Div => {
-                let dx = b.one(Self::Div, &[dout, y])?;
-                let scaled = b.mul(dx, out)?;
-                (dx, b.one(Unary::Neg, &[scaled])?)
+                let dx = b.build(dout / y)?;
+                (dx.into(), -(dx * out))
             }
             Self::Pow => power_gradient(b, [x, y], out, dout)?,
             Self::Max | Self::Min => {
                 let is_first = if *self == Self::Max { Compare::Greater } else { Compare::Less };
                 let first = b.one(is_first, &[x, y])?;
-                let equal = b.one(Compare::Equal, &[x, y])?;
-                let (zero, half) = (b.splat_like(dout, 0.0)?, b.scale(dout, 0.5)?);
-                let [unless_x, unless_y] = [zero, dout].map(|other| b.one(Select, &[equal, half, other]));
-                (b.one(Select, &[first, dout, unless_x?])?, b.one(Select, &[first, zero, unless_y?])?)
+                let equal = b.build(Compare::Equal.of(x, y))?;
+                let (zero, half) = (b.splat_like(dout, 0.0)?, b.build(dout * 0.5)?);
+                let [unless_x, unless_y] = [zero, dout].map(|other| b.build(Select.of(equal, half, other)));
+                (Select.of(first, dout, unless_x?), Select.of(first, zero, unless_y?))
             }
             Self::AtLeast | Self::AtMost => {
                 let is_inside = if *self == Self::AtLeast { Compare::Greater } else { Compare::Less };
                 let inside = b.one(is_inside, &[x, y])?;
                 let zero = b.splat_like(dout, 0.0)?;
-                (b.one(Select, &[inside, dout, zero])?, b.one(Select, &[inside, zero, dout])?)
+                (Select.of(inside, dout, zero), Select.of(inside, zero, dout))
             }
             // x mod y = x - n·y, where the whole number n is constant around the point.
-            Self::Mod => {
-                let covered = b.one(Self::Sub, &[x, out])?;
-                let times = b.one(Self::Div, &[covered, y])?;
-                let times = b.one(Unary::Round, &[times])?;
-                let product = b.mul(dout, times)?;
-                (dout, b.one(Unary::Neg, &[product])?)
-            }
+            Self::Mod => (dout.into(), -(dout * Unary::Round.of((x - out) / y))),
             Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => {
                 return Err(GradientError::SECOND);
             }
         };
+        let [dx, dy] = [b.build(dx)?, b.build(dy)?];
         Ok(vec![Some(b.sum_to_like(dx, x)?), Some(b.sum_to_like(dy, y)?)])
     }
 
@@ -226,20 +219,6 @@ impl Operator for Binary {
             _ => unreachable!("infer has checked the types"),
         };
         vec![Tensor { dtype: cx.results[0].dtype, sizes, elements }]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(match self {
-            // Powers leave the range of half.
-            Self::Pow => PrecisionClass::Full,
-            Self::Add | Self::Sub | Self::Mul | Self::Div | Self::Mod => PrecisionClass::Follow,
-            Self::Max | Self::Min | Self::AtLeast | Self::AtMost => PrecisionClass::Follow,
-            Self::GeluGrad | Self::GeluTanhGrad | Self::SiluGrad | Self::ReluGrad => PrecisionClass::Follow,
-        })
     }
 }
 

@@ -52,15 +52,13 @@ impl Bitwise {
 }
 
 impl Operator for Bitwise {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, y] = same_dtype(types)?;
-        if !x.dtype.is_integer() {
-            return Err(TypeError::new(format!("takes integers, not {x} and {y}")));
-        }
+        ensure!(x.dtype.is_integer(), "takes integers, not {x} and {y}");
         Ok(vec![Type::new(x.dtype, broadcast(&x.dims, &y.dims)?)])
     }
 
@@ -85,26 +83,21 @@ impl Operator for Bitwise {
         };
         vec![Tensor::int(dtype, sizes, zip(x, y, |x, y| self.integer(dtype, x, y)))]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for Bitcast {
-    fn operands(&self) -> Operands {
-        Operands::view(Movement::Reinterpreted)
+    /// The operator reads the bits of an f32.
+    fn facts(&self) -> Facts {
+        Operands::view(Movement::Reinterpreted).anywhere(PrecisionClass::Full)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
-        if x.dtype.bytes() != self.to.bytes() || self.to == DType::Bool {
-            return Err(TypeError::new(format!("the bits of {x} are not a {}", self.to)));
-        }
+        ensure!(
+            x.dtype.bytes() == self.to.bytes() && self.to != DType::Bool,
+            "the bits of {x} are not a {}",
+            self.to
+        );
         Ok(vec![Type::new(self.to, x.dims.clone())])
     }
 
@@ -129,15 +122,6 @@ impl Operator for Bitcast {
         let x = cx.operands[0];
         let bits = Tensor::from_bytes(&Type::new(self.to, x.ty().dims), &x.to_bytes());
         vec![bits.expect("infer has checked the widths")]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    /// The operator reads the bits of an f32.
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Full)
     }
 }
 

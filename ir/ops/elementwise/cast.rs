@@ -12,8 +12,10 @@ pub struct Cast {
 }
 
 impl Operator for Cast {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         Operands::view(Movement::Converted)
+            .anywhere(PrecisionClass::Convert)
+            .reading(&[(OperandRole::Data, Reads::Any)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -52,14 +54,6 @@ impl Operator for Cast {
             }
             _ => from_numbers(self.to, sizes, x.numbers()),
         }]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Convert).reading(&[(OperandRole::Data, Reads::Any)])
     }
 }
 

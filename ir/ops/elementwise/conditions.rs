@@ -53,8 +53,8 @@ impl Compare {
 }
 
 impl Operator for Compare {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -86,14 +86,6 @@ impl Operator for Compare {
         };
         vec![Tensor::bool(sizes, elements)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Logical {
@@ -108,15 +100,13 @@ impl Logical {
 }
 
 impl Operator for Logical {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Lhs, OperandRole::Rhs]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x, y] = same_dtype(types)?;
-        if x.dtype != DType::Bool {
-            return Err(TypeError::new(format!("takes bools, not {x} and {y}")));
-        }
+        ensure!(x.dtype == DType::Bool, "takes bools, not {x} and {y}");
         Ok(vec![Type::new(DType::Bool, broadcast(&x.dims, &y.dims)?)])
     }
 
@@ -141,28 +131,20 @@ impl Operator for Logical {
         };
         vec![Tensor::bool(sizes, zip(x, y, |x, y| self.scalar(x, y)))]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for Select {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Condition, OperandRole::Data, OperandRole::Data])
+            .anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [condition, x, y] = types.operands()?;
-        if condition.dtype != DType::Bool || x.dtype != y.dtype {
-            return Err(TypeError::new(format!(
-                "takes a bool and two of one type, not {condition}, {x}, {y}"
-            )));
-        }
+        ensure!(
+            condition.dtype == DType::Bool && x.dtype == y.dtype,
+            "takes a bool and two of one type, not {condition}, {x}, {y}"
+        );
         let dims: Dims = broadcast(&broadcast(&condition.dims, &x.dims)?, &y.dims)?;
         Ok(vec![Type::new(x.dtype, dims)])
     }
@@ -204,13 +186,5 @@ impl Operator for Select {
             _ => unreachable!("infer has checked the types"),
         };
         vec![Tensor { dtype: cx.results[0].dtype, sizes, elements }]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }

@@ -122,8 +122,19 @@ pub(super) fn gelu_tanh_inner(x: f64) -> f64 {
 }
 
 impl Operator for Unary {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(match self {
+            // Small operands give large results, or large ones small: half would overflow or vanish.
+            Self::Exp | Self::Log | Self::Sqrt | Self::Rsqrt | Self::Reciprocal => PrecisionClass::Full,
+            Self::Neg | Self::Abs | Self::Sign | Self::Relu | Self::Not | Self::IsNan => {
+                PrecisionClass::Follow
+            }
+            Self::Sin | Self::Cos | Self::Atan | Self::Tanh | Self::Erf | Self::Sigmoid => {
+                PrecisionClass::Follow
+            }
+            Self::Gelu | Self::GeluTanh | Self::Silu => PrecisionClass::Follow,
+            Self::Floor | Self::Ceil | Self::Round => PrecisionClass::Follow,
+        })
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -133,9 +144,7 @@ impl Operator for Unary {
             Self::Neg | Self::Abs | Self::Sign => x.dtype != DType::Bool,
             _ => x.dtype.is_float(),
         };
-        if !fits {
-            return Err(TypeError::new(format!("does not take {x}")));
-        }
+        ensure!(fits, "does not take {x}");
         let dtype = if *self == Self::IsNan { DType::Bool } else { x.dtype };
         Ok(vec![Type::new(dtype, x.dims.clone())])
     }
@@ -149,74 +158,32 @@ impl Operator for Unary {
         let (x, y) = (node.operands[0], node.results[0]);
         let Some(dy) = d[0] else { return Ok(vec![None]) };
         let dx = match self {
-            Self::Neg => b.one(Self::Neg, &[dy])?,
-            Self::Abs => {
-                let sign = b.one(Self::Sign, &[x])?;
-                b.mul(sign, dy)?
-            }
-            Self::Exp => b.mul(y, dy)?,
-            Self::Log => b.one(Binary::Div, &[dy, x])?,
-            Self::Sqrt => {
-                let half = b.scale(dy, 0.5)?;
-                b.one(Binary::Div, &[half, y])?
-            }
+            Self::Neg => -dy,
+            Self::Abs => Self::Sign.of(x) * dy,
+            Self::Exp => y * dy,
+            Self::Log => dy / x,
+            Self::Sqrt => dy * 0.5 / y,
             // d x^-½ = -½ x^-3/2
-            Self::Rsqrt => {
-                let square = b.mul(y, y)?;
-                let cube = b.mul(square, y)?;
-                let scaled = b.scale(dy, -0.5)?;
-                b.mul(cube, scaled)?
-            }
-            Self::Reciprocal => {
-                let square = b.mul(y, y)?;
-                let negative = b.one(Self::Neg, &[dy])?;
-                b.mul(square, negative)?
-            }
-            Self::Sin => {
-                let cos = b.one(Self::Cos, &[x])?;
-                b.mul(cos, dy)?
-            }
-            Self::Cos => {
-                let sin = b.one(Self::Sin, &[x])?;
-                let negative = b.one(Self::Neg, &[dy])?;
-                b.mul(sin, negative)?
-            }
-            // 1/(1 + x²)
-            Self::Atan => {
-                let square = b.mul(x, x)?;
-                let one = b.splat_like(x, 1.0)?;
-                let slope = b.add(square, one)?;
-                b.one(Binary::Div, &[dy, slope])?
-            }
+            Self::Rsqrt => y * y * y * (dy * -0.5),
+            Self::Reciprocal => y * y * -dy,
+            Self::Sin => Self::Cos.of(x) * dy,
+            Self::Cos => Self::Sin.of(x) * -dy,
+            Self::Atan => dy / (x * x + 1.0),
             // 1 - y²
-            Self::Tanh => {
-                let square = b.mul(y, y)?;
-                let scaled = b.mul(square, dy)?;
-                b.one(Binary::Sub, &[dy, scaled])?
-            }
+            Self::Tanh => dy - y * y * dy,
             // 2/√π e^-x²
-            Self::Erf => {
-                let square = b.mul(x, x)?;
-                let negative = b.one(Self::Neg, &[square])?;
-                let exp = b.one(Self::Exp, &[negative])?;
-                let scaled = b.scale(dy, FRAC_2_SQRT_PI)?;
-                b.mul(exp, scaled)?
-            }
+            Self::Erf => Self::Exp.of(-(x * x)) * (dy * FRAC_2_SQRT_PI),
             // y (1 - y)
-            Self::Sigmoid => {
-                let square = b.mul(y, y)?;
-                let slope = b.one(Binary::Sub, &[y, square])?;
-                b.mul(slope, dy)?
-            }
-            Self::Relu => b.one(Binary::ReluGrad, &[x, dy])?,
-            Self::Gelu => b.one(Binary::GeluGrad, &[x, dy])?,
-            Self::GeluTanh => b.one(Binary::GeluTanhGrad, &[x, dy])?,
-            Self::Silu => b.one(Binary::SiluGrad, &[x, dy])?,
+            Self::Sigmoid => (y - y * y) * dy,
+            Self::Relu => Binary::ReluGrad.of(x, dy),
+            Self::Gelu => Binary::GeluGrad.of(x, dy),
+            Self::GeluTanh => Binary::GeluTanhGrad.of(x, dy),
+            Self::Silu => Binary::SiluGrad.of(x, dy),
             Self::Sign | Self::Floor | Self::Ceil | Self::Round | Self::IsNan | Self::Not => {
                 return Ok(vec![None]);
             }
         };
-        Ok(vec![Some(dx)])
+        Ok(vec![Some(b.build(dx)?)])
     }
 
     fn cost(&self, signature: &Signature) -> Cost {
@@ -227,24 +194,5 @@ impl Operator for Unary {
         let x = cx.operands[0];
         let numbers = x.numbers().into_iter().map(|x| self.scalar(x)).collect();
         vec![from_numbers(cx.results[0].dtype, x.sizes.clone(), numbers)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(match self {
-            // Small operands give large results, or large ones small: half would overflow or vanish.
-            Self::Exp | Self::Log | Self::Sqrt | Self::Rsqrt | Self::Reciprocal => PrecisionClass::Full,
-            Self::Neg | Self::Abs | Self::Sign | Self::Relu | Self::Not | Self::IsNan => {
-                PrecisionClass::Follow
-            }
-            Self::Sin | Self::Cos | Self::Atan | Self::Tanh | Self::Erf | Self::Sigmoid => {
-                PrecisionClass::Follow
-            }
-            Self::Gelu | Self::GeluTanh | Self::Silu => PrecisionClass::Follow,
-            Self::Floor | Self::Ceil | Self::Round => PrecisionClass::Follow,
-        })
     }
 }

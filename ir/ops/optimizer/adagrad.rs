@@ -14,8 +14,8 @@ pub struct Adagrad {
 }
 
 impl Operator for Adagrad {
-    fn operands(&self) -> Operands {
-        Operands::new(&ONE_STATE).optional_last(OPTIONAL)
+    fn facts(&self) -> Facts {
+        Operands::new(&ONE_STATE).optional_last(OPTIONAL).anywhere(PrecisionClass::Update)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -43,13 +43,5 @@ impl Operator for Adagrad {
             let s = s + g * g;
             [p - lr * g / (s.sqrt() + self.eps.get()), s]
         })
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Update)
     }
 }

@@ -30,19 +30,11 @@ impl Adam {
 }
 
 impl Operator for Adam {
-    fn operands(&self) -> Operands {
-        Operands::new(&[
-            OperandRole::Weight,
-            OperandRole::Gradient,
-            OperandRole::State,
-            OperandRole::State,
-            OperandRole::LearningRate,
-            OperandRole::WeightDecay,
-            OperandRole::Step,
-            OperandRole::GradientScale,
-            OperandRole::Skip,
-        ])
-        .optional_last(OPTIONAL)
+    fn facts(&self) -> Facts {
+        use OperandRole::*;
+        Operands::new(&[Weight, Gradient, State, State, LearningRate, WeightDecay, Step, GradientScale, Skip])
+            .optional_last(OPTIONAL)
+            .anywhere(PrecisionClass::Update)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -73,14 +65,6 @@ impl Operator for Adam {
     fn interp(&self, cx: &Interp) -> Vec<Tensor> {
         let step = AdamStep::of(self, [4, 5, 6].map(|i| cx.operands[i].item()));
         update(cx, 7, |g, old| step.next(g, old))
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Update)
     }
 }
 

@@ -48,21 +48,23 @@ impl Adam8bit {
 }
 
 impl Operator for Adam8bit {
-    fn operands(&self) -> Operands {
+    fn facts(&self) -> Facts {
+        use OperandRole::*;
         Operands::new(&[
-            OperandRole::Weight,
-            OperandRole::Gradient,
-            OperandRole::Codes,
-            OperandRole::State,
-            OperandRole::Codes,
-            OperandRole::State,
-            OperandRole::LearningRate,
-            OperandRole::WeightDecay,
-            OperandRole::Step,
-            OperandRole::GradientScale,
-            OperandRole::Skip,
+            Weight,
+            Gradient,
+            Codes,
+            State,
+            Codes,
+            State,
+            LearningRate,
+            WeightDecay,
+            Step,
+            GradientScale,
+            Skip,
         ])
         .optional_last(OPTIONAL)
+        .anywhere(PrecisionClass::Update)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -129,14 +131,6 @@ impl Operator for Adam8bit {
             codes(3, second_codes),
             float(4, new_second_largest),
         ]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Update)
     }
 }
 

@@ -22,8 +22,8 @@ fn sign(x: f64) -> f64 {
 }
 
 impl Operator for Lion {
-    fn operands(&self) -> Operands {
-        Operands::new(&ONE_STATE).optional_last(OPTIONAL)
+    fn facts(&self) -> Facts {
+        Operands::new(&ONE_STATE).optional_last(OPTIONAL).anywhere(PrecisionClass::Update)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -49,13 +49,5 @@ impl Operator for Lion {
             let direction = sign(beta1 * m + (1.0 - beta1) * g);
             [p * (1.0 - lr * weight_decay) - lr * direction, beta2 * m + (1.0 - beta2) * g]
         })
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Update)
     }
 }

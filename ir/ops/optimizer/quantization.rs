@@ -6,7 +6,7 @@
 //! evenly divided by twice as many values as the decade below. Here the code of zero is 0, so that states of zeros are moments of
 //! zero.
 
-use crate::{Dim, TypeError};
+use crate::{Dim, TypeError, ensure};
 
 /// The upper ends of a map's decades, which go from `10⁻⁷..10⁻⁶` to `10⁻¹..1`. Each decade begins at a tenth of its upper end.
 const POWERS: [f64; 7] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
@@ -95,9 +95,7 @@ impl Blocks {
     /// # Errors
     /// A dim is unbound; `size` is 0; the number of elements does not fit in a u64.
     pub fn of(dims: &[Dim], size: u64) -> Result<Self, TypeError> {
-        if size == 0 {
-            return Err(TypeError::new("blocks have no element"));
-        }
+        ensure!(size != 0, "blocks have no element");
         let mut blocks = Self { first: dims.len(), row: 1, size };
         while blocks.row < size && blocks.first > 0 {
             blocks.first -= 1;

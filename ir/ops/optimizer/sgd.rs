@@ -17,8 +17,8 @@ pub struct Sgd {
 }
 
 impl Operator for Sgd {
-    fn operands(&self) -> Operands {
-        Operands::new(&ONE_STATE).optional_last(OPTIONAL)
+    fn facts(&self) -> Facts {
+        Operands::new(&ONE_STATE).optional_last(OPTIONAL).anywhere(PrecisionClass::Update)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -45,13 +45,5 @@ impl Operator for Sgd {
             let u = momentum * u + g;
             [p - lr * if self.nesterov { g + momentum * u } else { u }, u]
         })
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Update)
     }
 }

@@ -76,8 +76,8 @@ pub fn offset_of(
 }
 
 impl Operator for MaxPoolIndices {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
@@ -104,27 +104,17 @@ impl Operator for MaxPoolIndices {
         });
         vec![Tensor::int(DType::I64, sizes, out)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for MaxPoolOffsets {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Data])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Data]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let [x] = types.operands()?;
         let dims = positions(&self.windows, x)?;
-        if !has_offsets(&self.windows) {
-            return Err(TypeError::new(format!("counts up to {OFFSETS} elements of a window over {x}")));
-        }
+        ensure!(has_offsets(&self.windows), "counts up to {OFFSETS} elements of a window over {x}");
         Ok(vec![Type::new(DType::U8, dims)])
     }
 
@@ -155,27 +145,20 @@ impl Operator for MaxPoolOffsets {
         }
         vec![Tensor::int(DType::U8, sizes, offsets)]
     }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
-    }
 }
 
 impl Operator for MaxPoolGradAt {
-    fn operands(&self) -> Operands {
-        Operands::new(&[OperandRole::Indices, OperandRole::Gradient])
+    fn facts(&self) -> Facts {
+        Operands::new(&[OperandRole::Indices, OperandRole::Gradient]).anywhere(PrecisionClass::Follow)
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         let ([offsets, dy], x) = (types.operands()?, types.declared()?);
         expect(dy, x, &positions(&self.windows, x)?)?;
-        if offsets.dtype != DType::U8 || offsets.dims != dy.dims || !has_offsets(&self.windows) {
-            return Err(TypeError::new(format!("takes a u8 for each element of {dy}, not {offsets}")));
-        }
+        ensure!(
+            offsets.dtype == DType::U8 && offsets.dims == dy.dims && has_offsets(&self.windows),
+            "takes a u8 for each element of {dy}, not {offsets}"
+        );
         Ok(vec![Type::new(x.dtype, x.dims.clone())])
     }
 
@@ -206,14 +189,6 @@ impl Operator for MaxPoolGradAt {
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, dx)]
-    }
-
-    fn depends_on_position(&self) -> bool {
-        false
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::of(PrecisionClass::Follow)
     }
 }
 

@@ -140,7 +140,7 @@ fn a_tensor_without_bytes_or_with_too_few_is_refused() {
 fn a_stage_is_on_the_devices_of_its_pipeline_rank() {
     let mut module = placed();
     let nodes: Vec<ir::NodeId> = module.order().to_vec();
-    module.pipeline = Some(ir::Pipeline {
+    module.pipeline = Some(ir::StageTable {
         schedule: "v".into(),
         microbatches: 1,
         placement: vec![0, 1, 1, 0],

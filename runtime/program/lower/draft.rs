@@ -13,7 +13,7 @@ use crate::{Chain, ChainSource, ChainStep, Kernel, Microbatches, RankSteps, Sect
 use bytes::Bytes;
 use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::timetable::ChunkPhase;
-use ir::{DType, Definition, Diagnostic, Module, Node, NodeId, Op, Operator, Phase, Signature, ValueId};
+use ir::{DType, Definition, Diagnostic, Module, Node, NodeId, Op, Phase, Signature, ValueId};
 use smallvec::SmallVec;
 use std::sync::Arc;
 

@@ -14,7 +14,7 @@ use ir::analysis::memory_plan::aligned;
 use ir::analysis::{Lifetime, live_nodes};
 use ir::timetable::{ChunkPhase, StreamTask, Task};
 use ir::{
-    Definition, Diagnostic, EVERY_STAGE, Initializer, Module, Node, NodeId, Phase, Pipeline, Role, StateId,
+    Definition, Diagnostic, EVERY_STAGE, Initializer, Module, Node, NodeId, Phase, Role, StageTable, StateId,
     Tier,
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,14 +23,14 @@ use std::ops::Range;
 /// The pipeline rank that a program is for, with its table of stages.
 #[derive(Clone, Debug)]
 pub(super) struct RankStages<'m> {
-    pipeline: &'m Pipeline,
+    pipeline: &'m StageTable,
     rank: u32,
     /// The turn of each task of the rank.
     turns: BTreeMap<Task, usize>,
 }
 
 impl<'m> RankStages<'m> {
-    pub(super) fn new(pipeline: &'m Pipeline, rank: u32) -> Self {
+    pub(super) fn new(pipeline: &'m StageTable, rank: u32) -> Self {
         let tasks = pipeline.timetable.ranks.get(rank as usize).into_iter().flatten();
         let turns = tasks.enumerate().map(|(turn, &task)| (task, turn)).collect();
         Self { pipeline, rank, turns }

@@ -2,12 +2,12 @@
 
 use super::times::Times;
 use super::{StageFacts, share};
-use ir::{ChunkPhase, Definition, Module, NodeId, Phase, Pipeline, Role, ValueId};
+use ir::{ChunkPhase, Definition, Module, NodeId, Phase, Role, StageTable, ValueId};
 use std::collections::BTreeSet;
 
 impl StageFacts {
     /// The facts of all stages, in their order.
-    pub(super) fn all(module: &Module, pipeline: &Pipeline, times: &Times) -> Vec<Self> {
+    pub(super) fn all(module: &Module, pipeline: &StageTable, times: &Times) -> Vec<Self> {
         let forward = divided(module);
         let stages = (0..).zip(&pipeline.placement);
         let mut all: Vec<Self> =

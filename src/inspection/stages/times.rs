@@ -4,7 +4,7 @@
 use super::TransferFacts;
 use crate::inspection::collectives::{Exchange, local_bytes};
 use ir::machine::{Link, Machine};
-use ir::{ChunkPhase, Dependency, Module, Node, Op, Pipeline};
+use ir::{ChunkPhase, Dependency, Module, Node, Op, StageTable};
 use program::simulator::pipeline::SimulatedRank;
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(super) struct Times {
 
 impl Times {
     /// The times by the cost model on a machine.
-    pub(super) fn by_cost_model(module: &Module, pipeline: &Pipeline, machine: &Machine) -> Self {
+    pub(super) fn by_cost_model(module: &Module, pipeline: &StageTable, machine: &Machine) -> Self {
         let mut tasks: BTreeMap<ChunkPhase, f64> = BTreeMap::new();
         for rank in 0..pipeline.ranks() {
             // Values of every stage are computed by each stage that reads them.
@@ -37,7 +37,7 @@ impl Times {
     /// The times of simulated ranks.
     pub(super) fn simulated(
         module: &Module,
-        pipeline: &Pipeline,
+        pipeline: &StageTable,
         machine: &Machine,
         ranks: &[SimulatedRank],
     ) -> Self {
@@ -78,7 +78,7 @@ impl Times {
 }
 
 /// Of the dependencies between ranks that carry bytes: the bytes, and milliseconds on a machine.
-fn transfers(module: &Module, pipeline: &Pipeline, machine: &Machine) -> BTreeMap<Dependency, (u64, f64)> {
+fn transfers(module: &Module, pipeline: &StageTable, machine: &Machine) -> BTreeMap<Dependency, (u64, f64)> {
     let mut bytes: BTreeMap<Dependency, u64> = BTreeMap::new();
     for (id, node) in module.nodes().filter(|(_, node)| node.phase.is_microbatch()) {
         let Some((from, to)) = module.transfers(id) else { continue };

@@ -2,8 +2,8 @@
 
 use super::{Added, EpilogueFinder, Moves};
 use crate::lower::fuse::Item;
+use ir::Op;
 use ir::ops::elementwise::Binary;
-use ir::{Op, Operator};
 
 impl EpilogueFinder<'_> {
     /// Lets gradients absorb the additions that read them.

@@ -9,7 +9,7 @@ pub const EVERY_STAGE: u32 = u32::MAX;
 
 /// The table of stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pipeline {
+pub struct StageTable {
     /// The name of the schedule that made the timetable.
     pub schedule: String,
     /// The number of microbatches of a step.
@@ -23,7 +23,7 @@ pub struct Pipeline {
     pub timetable: Timetable,
 }
 
-impl Pipeline {
+impl StageTable {
     /// Returns the number of pipeline ranks.
     pub fn ranks(&self) -> u32 {
         self.timetable.ranks.len() as u32

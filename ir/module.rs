@@ -5,8 +5,7 @@
 
 use crate::state::State;
 use crate::{
-    Data, DataId, Mesh, NodeId, Op, OperandRole, Operator, Phase, StageTable, StateId, StepOutput, Tier,
-    Type, ValueId,
+    Data, DataId, Mesh, NodeId, Op, OperandRole, Phase, StageTable, StateId, StepOutput, Tier, Type, ValueId,
 };
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 use smallvec::SmallVec;

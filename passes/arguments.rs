@@ -159,7 +159,7 @@ impl<'a> Options<'a> {
 
     /// Names `key=value key=value`.
     pub fn list<T: FromStr<Err: fmt::Display> + fmt::Display>(&mut self, key: &str, values: &mut Vec<T>) {
-        let parse = |text: &String| text.parse().map_err(|error: T::Err| error.to_string());
+        let parse = |text: &String| text.parse::<T>().map_err(|error| error.to_string());
         let read = |from: &mut Arguments| from.take_all(key).iter().map(parse).collect();
         self.custom(values, read, |values, to| values.iter().for_each(|value| to.push(key, value)));
     }

@@ -44,7 +44,10 @@ impl Transform for Bind {
         let read = |arguments: &mut Arguments| {
             let size = |(name, size): (String, String)| {
                 let number = size.parse().ok().filter(|&size| size > 0 && !name.is_empty());
-                Ok((name, number.ok_or_else(|| format!("`{size}` is not a size; write {BATCH}=8"))?))
+                Ok::<_, String>((
+                    name,
+                    number.ok_or_else(|| format!("`{size}` is not a size; write {BATCH}=8"))?,
+                ))
             };
             arguments.take_rest().into_iter().map(size).collect()
         };

@@ -13,8 +13,7 @@ use ir::ops::constant::Splat;
 use ir::ops::elementwise::Cast;
 use ir::ops::step::Accumulate;
 use ir::{
-    At, Builder, Changed, DType, Definition, Module, Node, NodeId, Op, Operator, Phase, Type, TypeError,
-    ValueId,
+    At, Builder, Changed, DType, Definition, Module, Node, NodeId, Op, Phase, Type, TypeError, ValueId,
 };
 use std::collections::BTreeMap;
 

@@ -7,7 +7,6 @@ use ir::{
     DType, Definition, Inference, Module, Node, NodeId, Op, OperandRole, Operator, Phase, Role, Tensor, Type,
     TypeError, ValueId,
 };
-use std::collections::BTreeMap;
 
 /// The type in which an f32 value is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

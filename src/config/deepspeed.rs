@@ -125,9 +125,9 @@ fn clip(translation: &mut Translation) {
 
 /// The keys that mean the same as a flag.
 fn same(translation: &mut Translation) {
-    for key in keys::KEYS {
+    for key in keys::KEYS.iter() {
         let Meaning::Same(flag) = key.meaning else { continue };
-        let Some(leaf) = translation.document.leaf(key.path) else { continue };
+        let Some(leaf) = translation.document.leaf(&key.path) else { continue };
         if let Some(argument) = leaf.argument(flag) {
             translation.add(flag, argument, leaf);
         }

@@ -214,13 +214,9 @@ pub(super) fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<
     Ok(match (kind, value) {
         (Kind::Switch | Kind::TextOrSwitch, DeValue::Boolean(true)) => vec![format!("--{key}")],
         (Kind::Switch | Kind::TextOrSwitch, DeValue::Boolean(false)) => vec![],
-        (Kind::Number | Kind::NumberOrText, DeValue::Integer(number)) => {
-            // A number that does not fit in 128 bits is passed on as it is: the flag refuses it.
-            let decimal =
-                i128::from_str_radix(number.as_str(), number.radix()).map(|number| number.to_string());
-            vec![argument(&decimal.unwrap_or_else(|_| number.as_str().to_owned()))]
+        (Kind::Number | Kind::NumberOrText, DeValue::Integer(_) | DeValue::Float(_)) => {
+            digits(value).iter().map(|digits| argument(digits)).collect()
         }
-        (Kind::Number | Kind::NumberOrText, DeValue::Float(number)) => vec![argument(number.as_str())],
         (Kind::NumberOrText | Kind::Text | Kind::TextOrSwitch | Kind::List, DeValue::String(text)) => {
             vec![argument(text)]
         }
@@ -233,6 +229,19 @@ pub(super) fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<
                 }
                 other => Err(wrong(other)),
             })
+/// The decimal digits of a number; `None` for another value.
+pub(super) fn digits(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::Integer(number) => {
+            // A number that does not fit in 128 bits is passed on as it is: its reader refuses it.
+            let decimal = i128::from_str_radix(number.as_str(), number.radix());
+            Some(decimal.map_or_else(|_| number.as_str().to_owned(), |number| number.to_string()))
+        }
+        DeValue::Float(number) => Some(number.as_str().to_owned()),
+        _ => None,
+    }
+}
+
             .collect::<Result<_, _>>()?,
         _ => return Err(wrong(value)),
     })

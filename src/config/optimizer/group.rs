@@ -5,7 +5,7 @@ use passes::optimizer::Group;
 use serde::Serializer;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::file::describe;
+use crate::config::file::{describe, digits};
 use crate::config::nearest::nearest;
 use crate::config::value::ValueError;
 
@@ -47,15 +47,9 @@ pub(in crate::config) fn text_of(table: &DeTable<'_>) -> Result<String, Diagnost
     };
     let mut settings = Vec::new();
     for key in SETTINGS {
-        match table.get(key).map(|value| value.get_ref()) {
-            Some(DeValue::Integer(number)) => {
-                let decimal = i128::from_str_radix(number.as_str(), number.radix());
-                let decimal = decimal.map(|number| number.to_string());
-                settings.push(format!("{key}={}", decimal.unwrap_or_else(|_| number.as_str().to_owned())));
-            }
-            Some(DeValue::Float(number)) => settings.push(format!("{key}={}", number.as_str())),
-            Some(other) => return Err(wrong(key, "a number", other)),
-            None => {}
+        if let Some(value) = table.get(key) {
+            let number = digits(value.get_ref()).ok_or_else(|| wrong(key, "a number", value.get_ref()))?;
+            settings.push(format!("{key}={number}"));
         }
     }
     if settings.is_empty() {

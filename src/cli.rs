@@ -15,8 +15,9 @@ pub mod verify;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 pub use compile::Compile;
 pub use completions::Completions;
@@ -27,6 +28,7 @@ pub use report::Outcome;
 pub use verify::Verify;
 
 use crate::config::CommandLine;
+use crate::config::check::{check_names, with_exclusions};
 use crate::config::deepspeed::Notes;
 use crate::config::file::ConfigFile;
 use crate::failure::Failure;
@@ -68,8 +70,10 @@ pub enum Command {
 pub enum ParseError {
     /// An error of clap: wrong flags, and also `--help` and `--version`.
     Usage(clap::Error),
-    /// An error of a config file, or of flags that do not go together.
+    /// An error of a config file.
     Settings(Vec<ir::Diagnostic>),
+    /// Flags that do not go together. All processes of a run find the same.
+    Rules(Vec<ir::Diagnostic>),
 }
 
 impl From<clap::Error> for ParseError {
@@ -78,45 +82,70 @@ impl From<clap::Error> for ParseError {
     }
 }
 
+/// Runs a command line, its program name first, as this process: as the only one, or as one that a launcher started.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    // The subcommand's name is the first argument after the program's: there are no global flags.
+    let is_launched = arguments.get(1).is_some_and(|name| name == COMPILE);
+    let launched = if is_launched { Launched::of_process() } else { Ok(None) };
+    let launched = match launched {
+        Ok(launched) => launched,
+        Err(error) => return report::finish(Err(error.into())),
+    };
+    let is_first = launched.is_none_or(|launched| launched.rank == 0);
+    match Cli::parse_launched(arguments, launched.as_ref()) {
+        Ok(cli) => {
+            if launched.is_some() {
+                log::keep();
+            }
+            if !is_first {
+                report::mute();
+            }
+            report::finish(cli.run())
+        }
+        Err(error) => report::finish_parse_error(error, is_first),
+    }
+}
+
 impl Cli {
-    /// Parses a command line, its program name first, and the config file that `--config` names; the command line
-    /// wins.
+    /// As [`Self::parse_launched`], for a process that no launcher started.
     ///
     /// # Errors
-    /// Wrong flags or values here or in the file, and flags that do not go together. `--help` comes as an error too.
+    /// As [`Self::parse_launched`].
     pub fn parse_with_config<A: Into<OsString>>(
         arguments: impl IntoIterator<Item = A>,
     ) -> Result<Self, ParseError> {
+        Self::parse_launched(arguments, None)
+    }
+
+    /// Parses a command line, its program name first, and the config file that `--config` names; the command line
+    /// wins. The mesh is fitted to the processes that a launcher started.
+    ///
+    /// # Errors
+    /// Wrong flags or values here or in the file, and flags that do not go together. `--help` comes as an error too.
+    pub fn parse_launched<A: Into<OsString>>(
+        arguments: impl IntoIterator<Item = A>,
+        launched: Option<&Launched>,
+    ) -> Result<Self, ParseError> {
         let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-        let mut command = Self::command();
+        let mut command = Self::command().mut_subcommands(with_exclusions);
         let mut matches = command.try_get_matches_from_mut(&arguments)?;
-        let launched = match matches.subcommand_name() {
-            Some(COMPILE) => Launched::of_process().map_err(refused)?,
-            _ => None,
-        };
         let mut notes = None;
-        if let Some((name, given)) = matches.subcommand()
-            && let Some(path) = config_path(given)
-        {
-            let subcommand = command.find_subcommand(name).expect("clap matched this subcommand");
-            let line = CommandLine::new(subcommand, given, launched.map(|launched| launched.ranks));
+        let line = CommandLine::new(&command, &matches, launched.map(|launched| launched.ranks));
+        if let Some(path) = line.value::<PathBuf>("config") {
             let file = ConfigFile::read(&path, &line).map_err(ParseError::Settings)?;
             let from_file = file.arguments_for(&line);
             notes = file.notes(&from_file);
-            // The subcommand's name is the first argument after the program's: there are no global flags.
             arguments.splice(2..2, from_file.into_iter().map(OsString::from));
             matches = command.try_get_matches_from_mut(&arguments)?;
         }
         let mut cli = Self { notes, ..Self::from_arg_matches(&matches)? };
         if let (Command::Compile(compile), Some(launched)) = (&mut cli.command, launched) {
-            log::keep();
-            if launched.rank > 0 {
-                report::mute();
-            }
-            compile.settings.adapt_to(&launched).map_err(refused)?;
+            compile.settings.adapt_to(launched).map_err(|error| ParseError::Rules(vec![error]))?;
         }
-        let errors = cli.command.check();
-        if errors.is_empty() { Ok(cli) } else { Err(ParseError::Settings(errors)) }
+        let mut errors = check_names(&CommandLine::new(&command, &matches, None).names());
+        errors.extend(cli.command.check());
+        if errors.is_empty() { Ok(cli) } else { Err(ParseError::Rules(errors)) }
     }
 
     /// Prints the notes, and runs the subcommand.
@@ -132,10 +161,6 @@ impl Cli {
 /// The subcommand that a launcher may start.
 const COMPILE: &str = "compile";
 
-fn refused(error: ir::Diagnostic) -> ParseError {
-    ParseError::Settings(vec![error])
-}
-
 impl Command {
     /// Runs the subcommand.
     pub fn run(&self) -> Result<Outcome, Failure> {
@@ -150,18 +175,13 @@ impl Command {
         }
     }
 
-    /// The rules between flags that are broken.
+    /// The rules that the values of the flags break.
     fn check(&self) -> Vec<ir::Diagnostic> {
         match self {
-            Self::Compile(compile) => compile.settings.check(),
+            Self::Compile(compile) => compile.settings.compile.check(compile.settings.run.steps),
             Self::Inspect(inspect) => inspect.compile.check(inspect.steps),
             Self::Verify(verify) => verify.compile.check(verify.steps),
             Self::Opt(_) | Self::Doctor(_) | Self::Completions(_) => vec![],
         }
     }
-}
-
-/// The config file a subcommand was given; not every subcommand takes one.
-fn config_path(given: &ArgMatches) -> Option<PathBuf> {
-    given.try_get_one::<PathBuf>("config").ok()?.cloned()
 }

@@ -46,24 +46,19 @@ pub struct Launched {
 /// The variables that a launcher sets.
 struct Variables {
     launcher: Launcher,
-    rank: &'static str,
-    ranks: &'static str,
-    local_rank: &'static str,
-    local_ranks: &'static str,
+    /// The rank, the number of processes, and both on the node of this process.
+    names: [&'static str; 4],
     /// A further variable that must be set.
     beside: Option<&'static str>,
-    /// A variable that, if it is set, must equal the variable `ranks`. If it differs, another launcher inside the step started this
-    /// process.
+    /// A variable that, if it is set, must equal that of the number of processes. If it differs, another launcher inside the step started
+    /// this process.
     agrees: Option<&'static str>,
 }
 
 /// The variables of MPICH's `mpiexec` and of others that speak PMI.
 const PMI: Variables = Variables {
     launcher: Launcher::Mpich,
-    rank: "PMI_RANK",
-    ranks: "PMI_SIZE",
-    local_rank: "MPI_LOCALRANKID",
-    local_ranks: "MPI_LOCALNRANKS",
+    names: ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
     beside: None,
     agrees: None,
 };
@@ -72,19 +67,18 @@ const PMI: Variables = Variables {
 const LAUNCHERS: [Variables; 5] = [
     Variables {
         launcher: Launcher::Torchrun,
-        rank: "RANK",
-        ranks: "WORLD_SIZE",
-        local_rank: "LOCAL_RANK",
-        local_ranks: "LOCAL_WORLD_SIZE",
+        names: ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
         beside: Some("MASTER_ADDR"),
         agrees: None,
     },
     Variables {
         launcher: Launcher::OpenMpi,
-        rank: "OMPI_COMM_WORLD_RANK",
-        ranks: "OMPI_COMM_WORLD_SIZE",
-        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        local_ranks: "OMPI_COMM_WORLD_LOCAL_SIZE",
+        names: [
+            "OMPI_COMM_WORLD_RANK",
+            "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK",
+            "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ],
         beside: None,
         agrees: None,
     },
@@ -93,10 +87,7 @@ const LAUNCHERS: [Variables; 5] = [
     // sets the variables of PMI as well. An `mpiexec` inside a step has a number of processes of its own.
     Variables {
         launcher: Launcher::Slurm,
-        rank: "SLURM_PROCID",
-        ranks: "SLURM_STEP_NUM_TASKS",
-        local_rank: "SLURM_LOCALID",
-        local_ranks: "SLURM_STEP_TASKS_PER_NODE",
+        names: ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"],
         beside: Some("SLURM_STEP_ID"),
         agrees: Some("PMI_SIZE"),
     },
@@ -115,8 +106,9 @@ impl Launched {
     /// As [`Self::of_process`], from the values of variables.
     fn of(value: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Diagnostic> {
         let is_set = |variables: &&Variables| {
-            let agrees = |name| value(name).is_none_or(|size| Some(size) == value(variables.ranks));
-            value(variables.rank).is_some()
+            let [rank, ranks, ..] = variables.names;
+            let agrees = |name| value(name).is_none_or(|size| Some(size) == value(ranks));
+            value(rank).is_some()
                 && variables.beside.is_none_or(|name| value(name).is_some())
                 && variables.agrees.is_none_or(agrees)
         };
@@ -132,18 +124,18 @@ impl Launched {
             let digits = text.split(['(', ',']).next().unwrap_or_default();
             digits.parse::<u64>().map(Some).map_err(|_| error())
         };
+        let [of_rank, of_ranks, local_rank, local_ranks] = variables.names;
         let missing = |name: &str| {
-            let message = format!("{} set {} and not {name}", variables.launcher, variables.rank);
-            Diagnostic::new(message)
+            Diagnostic::new(format!("{} set {of_rank} and not {name}", variables.launcher))
                 .note("both are needed: the rank of this process, and the number of processes")
         };
-        let rank = number(variables.rank)?.ok_or_else(|| missing(variables.rank))?;
-        let ranks = number(variables.ranks)?.ok_or_else(|| missing(variables.ranks))?;
+        let rank = number(of_rank)?.ok_or_else(|| missing(of_rank))?;
+        let ranks = number(of_ranks)?.ok_or_else(|| missing(of_ranks))?;
         if rank >= ranks {
-            let message = format!("{}={rank} is not below {}={ranks}", variables.rank, variables.ranks);
+            let message = format!("{of_rank}={rank} is not below {of_ranks}={ranks}");
             return Err(Diagnostic::new(message).note("ranks are numbered from 0"));
         }
-        let (local_rank, local_ranks) = (number(variables.local_rank)?, number(variables.local_ranks)?);
+        let (local_rank, local_ranks) = (number(local_rank)?, number(local_ranks)?);
         let launched = Self { launcher: variables.launcher, rank, ranks, local_rank, local_ranks };
         Ok(Some(launched).filter(|launched| launched.ranks > 1))
     }

@@ -3,16 +3,13 @@
 use std::env;
 use std::process::ExitCode;
 
-use trainyard::cli::{Cli, report};
+use trainyard::cli;
 use trainyard::signals;
 
 fn main() -> ExitCode {
     give_each_stream_a_queue();
     signals::ignore_file_size_limit();
-    match Cli::parse_with_config(env::args_os()) {
-        Ok(cli) => report::finish(cli.run()),
-        Err(error) => report::finish_parse_error(error),
-    }
+    cli::run(env::args_os())
 }
 
 /// The variable by which CUDA's driver is told how many hardware queues a process has on each GPU: 1 to 32, 8 by default.

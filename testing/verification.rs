@@ -13,7 +13,7 @@ pub fn verify(file: &Path, flags: &str) -> Result<Report, Failure> {
     let words = ["trainyard", "verify", &file].map(str::to_owned).into_iter();
     let cli = Cli::parse_with_config(words.chain(flags.split_whitespace().map(str::to_owned)));
     let cli = match cli {
-        Err(ParseError::Settings(problems)) => return Err(problems.into()),
+        Err(ParseError::Settings(problems) | ParseError::Rules(problems)) => return Err(problems.into()),
         cli => cli.expect("the flags are right"),
     };
     let Command::Verify(verify) = cli.command else { panic!("not a verify") };

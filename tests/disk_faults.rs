@@ -27,7 +27,7 @@ fn run(folder: &Path, more: &[&str]) -> Result<Outcome, Failure> {
     match Cli::parse_with_config(arguments) {
         Ok(cli) => cli.command.run(),
         Err(ParseError::Usage(error)) => panic!("{error}"),
-        Err(ParseError::Settings(errors)) => panic!("{errors:?}"),
+        Err(ParseError::Settings(errors) | ParseError::Rules(errors)) => panic!("{errors:?}"),
     }
 }
 

@@ -24,7 +24,6 @@ use crate::fit::Peaks;
 use crate::hardware::Chosen;
 use crate::inspection::units::bytes;
 use crate::inspection::{PipelineFacts, milliseconds};
-use crate::launcher::Launched;
 use crate::training::RunJob;
 
 /// The commands that are shown.
@@ -62,14 +61,14 @@ impl Room {
 
 impl Compile {
     /// The error of a compilation, with the commands that fit if its cause is the budget of the device.
-    pub(super) fn advised(&self, stopped: Stopped, device: &Chosen, launched: Option<&Launched>) -> Failure {
+    pub(super) fn advised(&self, stopped: Stopped, device: &Chosen) -> Failure {
         let budget = self.settings.compile.memory.device_budget();
         let Stopped { failure, compilation } = stopped;
         let Some((budget, _)) = budget.zip(compilation) else { return failure };
         let Failure::User(mut errors) = failure else { return failure };
         let room = Room { device: budget, is_shared_with_host: false };
         let unlimited = self.unlimited(device);
-        let advice = unlimited.map_or_else(Vec::new, |ready| self.advice(room, &ready, device, launched));
+        let advice = unlimited.map_or_else(Vec::new, |ready| self.advice(room, &ready, device));
         if let Some(error) = errors.pop() {
             errors.push(advice.into_iter().fold(error, Diagnostic::note));
         }
@@ -77,22 +76,11 @@ impl Compile {
     }
 
     /// The commands that fit into so many bytes of a device, as notes of an error: a line for each, and the command. `ready` is the run
-    /// that does not fit. Of a run that a launcher started, there are flags in place of a command.
-    pub(super) fn advice(
-        &self,
-        room: Room,
-        ready: &Ready,
-        device: &Chosen,
-        launched: Option<&Launched>,
-    ) -> Vec<String> {
+    /// that does not fit.
+    pub(super) fn advice(&self, room: Room, ready: &Ready, device: &Chosen) -> Vec<String> {
         let (rows, left) = self.rows(room, &Unfit::of(ready, &self.settings.compile), device);
-        let shown = |settings: &Settings| match launched {
-            Some(_) => settings.flags_beside(&self.settings),
-            None => settings.command(&self.model),
-        };
-        let commands: Vec<(Row, String)> =
-            rows.into_iter().filter_map(|row| shown(&row.settings).ok().map(|text| (row, text))).collect();
-        notes(commands, left)
+        let shown = |row: Row| row.settings.command(&self.model).ok().map(|command| (row, command));
+        notes(rows.into_iter().filter_map(shown).collect(), left)
     }
 
     /// The runs that fit, and the number of changes that were not tried.
@@ -222,11 +210,11 @@ mod tests {
     use ir::machine::{DeviceKind, Preset};
     use program::Multiprocessors;
 
-    /// A run that has no room on its device has no budget: the commands get one.
+    /// A run that has no room on its device has no budget: the commands get one, which excludes `--recompute`.
     #[test]
     fn a_run_without_room_gets_commands_with_a_budget() {
         let model = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/gpt2-fresh.onnx");
-        let words = ["trainyard", "compile", model, "--microbatch", "8"];
+        let words = ["trainyard", "compile", model, "--microbatch", "8", "--recompute", "selective"];
         let Ok(Cli { command: Command::Compile(compile), .. }) = Cli::parse_with_config(words) else {
             panic!("not a compile")
         };
@@ -241,7 +229,7 @@ mod tests {
         let bytes = ready.plan.memory.peak / 2;
         let advice = |kind: DeviceKind| {
             let room = Room::of_device(bytes, crate::targets::of(kind));
-            compile.advice(room, &ready, &device, None)
+            compile.advice(room, &ready, &device)
         };
         let offloaded = |notes: &[String]| notes.iter().any(|note| note.contains("--offload auto"));
         let apart = advice(DeviceKind::Gpu);
@@ -252,6 +240,10 @@ mod tests {
             !commands.is_empty() && commands.iter().all(|command| command.contains(&budget)),
             "{apart:?}"
         );
+        for command in commands {
+            let parsed = Cli::parse_with_config(command.split_whitespace());
+            assert!(parsed.is_ok() && !command.contains("--recompute"), "{command}: {parsed:?}");
+        }
         // On a processor, values on the host take the same memory.
         let shared = advice(DeviceKind::Cpu);
         assert!(!offloaded(&shared), "{shared:?}");

@@ -170,7 +170,7 @@ impl Compile {
         let settings = &self.settings;
         let ready = self
             .compile(device, Continued::of(&beginning, settings))
-            .map_err(|stopped| self.advised(stopped, device, processes.launched()))?;
+            .map_err(|stopped| self.advised(stopped, device))?;
         Ok((Output { folder, beginning, lock }, ready))
     }
 

@@ -74,11 +74,11 @@ pub struct Inspect {
     /// Predict the time of a step on this device, command by command, and its memory, energy and cost: h200, h100, a100, a100-40,
     /// v100, v100-16 or cpu, or the device that a file describes; KEY=X replaces an assumed rate by a measured one: bandwidth
     /// (TB/s read and written), multiply, convolve and attention (TFLOP/s in half precision), link (GB/s each way), launch (µs)
-    #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml", conflicts_with = "cluster")]
+    #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml")]
     pub target: Option<TargetDevice>,
     /// Write the memory plan for --target, or for the processor, to FILE as JSON: every instruction with the memories, the bytes and the
     /// values that it reads and writes, and the order of a GPU's commands
-    #[arg(long, value_name = "FILE", conflicts_with = "after")]
+    #[arg(long, value_name = "FILE")]
     pub memory_plan: Option<PathBuf>,
     /// Explain the role and the sharding of the tensor NAME, why the pattern NAME was not found, or whether backward computes the
     /// results of the node NAME again; may be repeated

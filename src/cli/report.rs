@@ -43,21 +43,22 @@ pub fn finish(result: Result<Outcome, Failure>) -> ExitCode {
     }
 }
 
-/// Prints why a command line was refused (to standard output when it asked for help), and gives the exit code.
-pub fn finish_parse_error(error: ParseError) -> ExitCode {
+/// Prints why a command line was refused (to standard output when it asked for help), and gives the exit code. Rank 0 alone tells errors
+/// that all processes of a run find.
+pub fn finish_parse_error(error: ParseError, is_first: bool) -> ExitCode {
     match error {
         ParseError::Usage(error) => {
             // Nothing is left to do when the terminal is gone.
             let _ = error.print();
             ExitCode::from(if error.use_stderr() { 2 } else { 0 })
         }
-        ParseError::Settings(diagnostics) => {
-            let ended = finish(Err(Failure::User(diagnostics)));
-            if IS_MUTE.load(Ordering::Relaxed) {
-                // A launcher ends all processes when the first one ends, and rank 0 has to tell the user before.
-                thread::sleep(Duration::from_millis(500));
-            }
-            ended
+        ParseError::Rules(_) if !is_first => {
+            // A launcher ends all processes when the first one ends, and rank 0 has to tell the user before.
+            thread::sleep(Duration::from_millis(500));
+            ExitCode::from(2)
+        }
+        ParseError::Settings(diagnostics) | ParseError::Rules(diagnostics) => {
+            finish(Err(Failure::User(diagnostics)))
         }
     }
 }

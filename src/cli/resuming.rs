@@ -48,15 +48,13 @@ pub(super) fn beginning(settings: &Settings, folder: &Folder) -> Result<Beginnin
     let later: Vec<String> =
         steps.iter().filter(|&&step| place.step.is_some_and(|at| step > at)).map(u64::to_string).collect();
     if in_place && !later.is_empty() && !settings.out.force {
-        let (path, steps) = (folder.path().display(), later.join(", "));
-        let message = match later.len() {
-            1 => {
-                format!("the run in {path} has a later checkpoint than the one to resume from: step {steps}")
-            }
-            _ => {
-                format!("the run in {path} has later checkpoints than the one to resume from: steps {steps}")
-            }
-        };
+        let (checkpoints, steps) =
+            if later.len() == 1 { ("a later checkpoint", "step") } else { ("later checkpoints", "steps") };
+        let message = format!(
+            "the run in {} has {checkpoints} than the one to resume from: {steps} {}",
+            folder.path().display(),
+            later.join(", ")
+        );
         return Err(Diagnostic::new(message)
             .note("to delete the later checkpoints: --force")
             .note("to keep them: -o ANOTHER_DIR"));
@@ -135,23 +133,19 @@ fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
         Err(error) => return Err(refused(format!("{} cannot be read: {error}", config.display())).note(anew)),
         Ok(text) => text.parse::<Table>(),
     };
-    let then = then.map_err(|error| {
+    let mut then = then.map_err(|error| {
         refused(format!("{} is not TOML: {}", config.display(), error.message())).note(anew)
     })?;
     let free = keys(&[RunFlags::augment_args, Device::augment_args]);
     let now = table(settings);
-    let mut then = then;
     if settings.data.labels_from.is_none() {
         // The run chose the convention itself, and will choose it again.
         then.remove(LABELS_FROM);
     }
     let known = keys(&[Settings::augment_args]);
-    let differ = known.iter().filter(|key| !free.contains(key) && then.get(*key) != now.get(*key));
-    let notes: Vec<String> = differ
-        .map(|key| {
-            let [then, now] = [&then, &now].map(|table| shown(key, table.get(key)));
-            format!("the earlier run had {then}, and this command has {now}")
-        })
+    let compared: Vec<String> = known.into_iter().filter(|key| !free.contains(key)).collect();
+    let notes: Vec<String> = differences(&compared, &then, &now)
+        .map(|[then, now]| format!("the earlier run had {then}, and this command has {now}"))
         .collect();
     if notes.is_empty() {
         return Ok(());
@@ -196,11 +190,8 @@ pub(super) fn changed_flags(from: &Path, settings: &Settings) -> Vec<String> {
     keys.push("seq".into());
     // The training data are compared by their fingerprint. The evaluations of a run change no step.
     keys.retain(|key| !["train", "eval-every"].contains(&key.as_str()));
-    let changed = keys.iter().filter(|key| then.get(*key) != now.get(*key));
-    let notes = changed.map(|key| {
-        let [then, now] = [&then, &now].map(|table| shown(key, table.get(key)));
-        format!("the run in {} had {then}, and it continues with {now}", from.display())
-    });
+    let notes = differences(&keys, &then, &now)
+        .map(|[then, now]| format!("the run in {} had {then}, and it continues with {now}", from.display()));
     notes.chain(changed_end(from, &then, &now)).collect()
 }
 
@@ -237,6 +228,12 @@ fn table(settings: &Settings) -> Table {
 fn keys(groups: &[fn(Command) -> Command]) -> Vec<String> {
     let flags = groups.iter().fold(Command::new("flags"), |command, augment| augment(command));
     flags.get_arguments().filter_map(|arg| arg.get_long()).map(str::to_owned).collect()
+}
+
+/// The flags that differ between an earlier command and this one, as both give them.
+fn differences(keys: &[String], then: &Table, now: &Table) -> impl Iterator<Item = [String; 2]> {
+    let differ = keys.iter().filter(move |key| then.get(*key) != now.get(*key));
+    differ.map(move |key| [then, now].map(|table| shown(key, table.get(key))))
 }
 
 /// A flag as it is given on a command line.

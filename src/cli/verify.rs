@@ -85,7 +85,7 @@ pub struct Verify {
     pub steps: Option<u64>,
     /// Compile for this device: h200, h100, a100, a100-40, v100, v100-16 or cpu, or the device that a file describes. The modes exact and
     /// typed run the program as its kernels take it; mode cpu needs a processor, and mode cuda a GPU [default: cpu]
-    #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml", conflicts_with = "cluster")]
+    #[arg(long, value_name = "NAME[:KEY=X,…]|FILE.toml")]
     pub target: Option<TargetDevice>,
     /// The weights.
     #[command(flatten)]

@@ -1,56 +1,107 @@
-//! Rules between flags: flags that need each other, or contradict each other.
+//! Rules between flags: flags that exclude each other, need each other, or contradict each other by their values.
+//!
+//! The rules between names are two tables. Clap, config files and DeepSpeed's JSON read the first one. The settings of a command, and
+//! those that the advice has changed, are held against both.
 
+use clap::{Arg, Command, Id};
 use ir::Diagnostic;
 use passes::optimizer::schedule::Curve;
 
 use super::{CompileFlags, Settings};
 
+/// Flags of which a command has at most one, with spaces between them.
+const EXCLUSIVE: [&str; 5] =
+    ["precision bf16 fp16", "steps epochs", "memory recompute", "target cluster", "memory-plan after"];
+
+/// Flags that have no effect without another flag.
+struct Needs {
+    /// The flags, with spaces between them.
+    flags: &'static str,
+    needed: &'static str,
+    /// The reason, if the names do not give it.
+    reason: &'static str,
+    remedy: &'static str,
+}
+
+const NEEDS: [Needs; 4] = [
+    Needs {
+        flags: "eval eval-every tokenizer input steps epochs save-every keep export patience \
+                compress-gradients-after resume",
+        needed: "train",
+        reason: "",
+        remedy: "give training data: --train corpus.txt, or --train synthetic to try the model",
+    },
+    Needs {
+        flags: "patience",
+        needed: "eval-every",
+        reason: ": the run is evaluated only at its end",
+        remedy: "give the number of steps between evaluations: --eval-every 100",
+    },
+    Needs {
+        flags: "compress-least",
+        needed: "compress-activations",
+        reason: "",
+        remedy: "give the forms of compressed activations: --compress-activations masks",
+    },
+    Needs {
+        flags: "compress-gradients-after",
+        needed: "compress-gradients",
+        reason: "",
+        remedy: "give the form of compressed gradients: --compress-gradients powersgd",
+    },
+];
+
+/// Returns whether a command has at most one of these two flags.
+pub(super) fn exclude(one: &str, other: &str) -> bool {
+    let has = |flags: &&str, name: &str| flags.split(' ').any(|flag| flag == name);
+    one != other && EXCLUSIVE.iter().any(|flags| has(flags, one) && has(flags, other))
+}
+
+/// Returns the first two of these flags that exclude each other.
+pub(super) fn exclusive<'f>(given: &[&'f str]) -> Option<(&'f str, &'f str)> {
+    given.iter().enumerate().find_map(|(at, one)| {
+        let other = given[at..].iter().find(|other| exclude(one, other))?;
+        Some((*one, *other))
+    })
+}
+
+/// Lets clap refuse flags of a command that exclude each other.
+pub(crate) fn with_exclusions(command: Command) -> Command {
+    let flags: Vec<Arg> = command.get_arguments().cloned().collect();
+    command.mut_args(|arg| {
+        let others = flags.iter().filter(|other| exclude(long(&arg), long(other)));
+        let others: Vec<Id> = others.map(|other| other.get_id().clone()).collect();
+        arg.conflicts_with_all(others)
+    })
+}
+
+/// The name of a flag, without dashes; empty for an argument without one.
+fn long(arg: &Arg) -> &str {
+    arg.get_long().unwrap_or_default()
+}
+
+/// Returns an error for each rule between the names of flags that a command with these flags breaks.
+pub(crate) fn check_names(given: &[&str]) -> Vec<Diagnostic> {
+    let exclusive = exclusive(given).map(|(one, other)| {
+        Diagnostic::new(format!("--{one} and --{other} exclude each other")).note("give only one of them")
+    });
+    let needs = NEEDS.iter().filter(|rule| !given.contains(&rule.needed)).filter_map(|rule| {
+        let idle = rule.flags.split(' ').filter(|flag| given.contains(flag));
+        let idle: Vec<String> = idle.map(|flag| format!("--{flag}")).collect();
+        let verb = if idle.len() == 1 { "does" } else { "do" };
+        let message =
+            format!("{} {verb} not apply without --{}{}", idle.join(", "), rule.needed, rule.reason);
+        (!idle.is_empty()).then(|| Diagnostic::new(message).note(rule.remedy))
+    });
+    exclusive.into_iter().chain(needs).collect()
+}
+
 impl Settings {
     /// Returns an error for each rule between flags that the settings break; none if they can be used.
     pub fn check(&self) -> Vec<Diagnostic> {
-        let of_run = [self.flags_without_training(), self.patience()];
-        of_run.into_iter().flatten().chain(self.compile.check(self.run.steps)).collect()
-    }
-
-    /// Refuses flags that only training uses if there is no training, rather than ignoring them.
-    fn flags_without_training(&self) -> Option<Diagnostic> {
-        let (data, run) = (&self.data, &self.run);
-        let given: Vec<&str> = [
-            ("--eval", data.eval.is_some()),
-            ("--eval-every", data.eval_every.is_some()),
-            ("--tokenizer", data.tokenizer.is_some()),
-            ("--input", !data.input.is_empty()),
-            ("--steps", run.steps.is_some()),
-            ("--epochs", run.epochs.is_some()),
-            ("--save-every", run.save_every.is_some()),
-            ("--keep", run.keep.is_some()),
-            ("--export", run.export.is_some()),
-            ("--patience", run.patience.is_some()),
-            ("--compress-gradients-after", run.compress_gradients_after.is_some()),
-            ("--resume", run.resume.is_some()),
-        ]
-        .into_iter()
-        .filter_map(|(flag, is_given)| is_given.then_some(flag))
-        .collect();
-        if data.train.is_some() || given.is_empty() {
-            return None;
-        }
-        let verb = if given.len() == 1 { "does" } else { "do" };
-        Some(
-            Diagnostic::new(format!("{} {verb} not apply without --train", given.join(", ")))
-                .note("give training data: --train corpus.txt, or --train synthetic to try the model"),
-        )
-    }
-
-    /// Patience counts evaluations during a run, so it needs `--eval-every`.
-    fn patience(&self) -> Option<Diagnostic> {
-        let counts = self.run.patience.is_none() || self.data.eval_every.is_some();
-        (!counts).then(|| {
-            Diagnostic::new(
-                "--patience does not apply without --eval-every: the run is evaluated only at its end",
-            )
-            .note("give the number of steps between evaluations: --eval-every 100")
-        })
+        let given = self.given();
+        let given: Vec<&str> = given.iter().map(String::as_str).collect();
+        check_names(&given).into_iter().chain(self.compile.check(self.run.steps)).collect()
     }
 }
 
@@ -105,5 +156,35 @@ impl CompileFlags {
             );
             Diagnostic::new(message).note("shorten the warm-up, or give the schedule a length: steps=N")
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::Cli;
+    use clap::CommandFactory;
+
+    #[test]
+    fn each_name_of_the_tables_is_a_flag() {
+        let cli = Cli::command();
+        let flags: Vec<&str> =
+            cli.get_subcommands().flat_map(Command::get_arguments).filter_map(Arg::get_long).collect();
+        let needs = NEEDS.iter().flat_map(|rule| [rule.flags, rule.needed]);
+        for name in EXCLUSIVE.into_iter().chain(needs).flat_map(|names| names.split(' ')) {
+            assert!(flags.contains(&name), "--{name}");
+        }
+    }
+
+    #[test]
+    fn settings_are_held_against_the_tables() {
+        let told =
+            |given: &[&str]| check_names(given).into_iter().map(|error| error.message).collect::<Vec<_>>();
+        assert_eq!(told(&["memory", "seed", "recompute"]), ["--memory and --recompute exclude each other"]);
+        assert_eq!(
+            told(&["compress-least"]),
+            ["--compress-least does not apply without --compress-activations"]
+        );
+        assert_eq!(told(&["bf16", "memory", "train", "steps"]), [""; 0]);
     }
 }

@@ -3,41 +3,34 @@
 use std::path::Path;
 
 use clap::{Arg, FromArgMatches};
-use toml::de::DeTable;
 use toml::{Table, Value};
 
 use super::Settings;
-use super::file::{flags, to_arguments};
+use super::file::flags;
 use super::optimizer::algorithm;
 use super::run::Resume;
 
 impl Settings {
-    /// Returns the command that compiles a model with these settings.
+    /// Returns the command that compiles a model with these settings. Its flags are in the order of `--help`.
     ///
     /// # Errors
     /// A path that is not UTF-8.
     pub fn command(&self, model: &Path) -> Result<String, toml::ser::Error> {
-        let flags = self.flags_beside(&Self::defaults())?;
-        Ok(["trainyard compile ", &quoted(&model.to_string_lossy()), " ", &flags]
-            .concat()
-            .trim_end()
-            .to_owned())
-    }
-
-    /// Returns the flags by which these settings differ from other ones, in the order of `--help`, for a shell.
-    ///
-    /// # Errors
-    /// As [`Self::command`].
-    pub fn flags_beside(&self, other: &Self) -> Result<String, toml::ser::Error> {
-        let (own, other) = (self.table()?, other.table()?);
-        let mut words = vec![];
+        let (own, default) = (self.table()?, Self::defaults().table()?);
+        let mut words =
+            vec!["trainyard".to_owned(), "compile".to_owned(), model.to_string_lossy().into_owned()];
         for arg in flags().get_arguments() {
             let key = arg.get_long().unwrap_or_default();
-            if let Some(value) = own.get(key).filter(|value| other.get(key) != Some(*value)) {
-                words.extend(words_of(arg, key, value)?);
-            }
+            let value = own.get(key).filter(|value| default.get(key) != Some(*value));
+            words.extend(value.into_iter().flat_map(|value| words_of(arg, key, value)));
         }
         Ok(words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "))
+    }
+
+    /// The names of the flags that have a value; a switch that is off has none.
+    pub(super) fn given(&self) -> Vec<String> {
+        let table = self.table().unwrap_or_default();
+        table.into_iter().filter(|(_, value)| *value != Value::Boolean(false)).map(|(key, _)| key).collect()
     }
 
     /// The settings of a command without flags.
@@ -62,22 +55,17 @@ impl Settings {
     }
 }
 
-/// The words of a flag with a value.
-fn words_of(arg: &Arg, key: &str, value: &Value) -> Result<Vec<String>, toml::ser::Error> {
-    let text = toml::to_string(&Table::from_iter([(key.to_owned(), value.clone())]))?;
-    let table = DeTable::parse(&text).expect("TOML that was just written is TOML");
-    let value = table.get_ref().get(key).expect("the table has this key").get_ref();
-    let arguments = to_arguments(arg, key, value).expect("a flag has a value of its own type");
-    Ok(arguments.into_iter().flat_map(|argument| apart(arg, argument)).collect())
-}
-
-/// The words of `--key=value`: two, unless the flag wants one, or the value alone would be read as a flag.
-fn apart(arg: &Arg, argument: String) -> Vec<String> {
-    match argument.split_once('=') {
-        Some((flag, value)) if !arg.is_require_equals_set() && !value.starts_with('-') => {
-            vec![flag.to_owned(), value.to_owned()]
-        }
-        _ => vec![argument],
+/// The words of a flag with a value: two, unless the flag wants one, or the value alone would be read as a flag.
+fn words_of(arg: &Arg, key: &str, value: &Value) -> Vec<String> {
+    let text = match value {
+        Value::Boolean(is_on) => return is_on.then(|| format!("--{key}")).into_iter().collect(),
+        Value::Array(items) => return items.iter().flat_map(|item| words_of(arg, key, item)).collect(),
+        Value::String(text) => text.clone(),
+        number => number.to_string(),
+    };
+    match arg.is_require_equals_set() || text.starts_with('-') {
+        true => vec![format!("--{key}={text}")],
+        false => vec![format!("--{key}"), text],
     }
 }
 

@@ -3,6 +3,8 @@
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 
+use super::check::exclude;
+
 /// A command line that was parsed without its config file.
 #[derive(Clone, Copy)]
 pub struct CommandLine<'a> {
@@ -12,8 +14,14 @@ pub struct CommandLine<'a> {
 }
 
 impl<'a> CommandLine<'a> {
-    /// A subcommand and its flags. `ranks` is the number of processes, if a launcher started them.
-    pub fn new(command: &'a Command, given: &'a ArgMatches, ranks: Option<u64>) -> Self {
+    /// The subcommand that `all` commands matched, and its flags. `ranks` is the number of processes, if a launcher started them.
+    ///
+    /// # Panics
+    /// If no subcommand was matched.
+    pub fn new(all: &'a Command, matches: &'a ArgMatches, ranks: Option<u64>) -> Self {
+        let matched =
+            matches.subcommand().and_then(|(name, given)| Some((all.find_subcommand(name)?, given)));
+        let (command, given) = matched.expect("a subcommand is required");
         Self { command, given, ranks }
     }
 
@@ -24,23 +32,28 @@ impl<'a> CommandLine<'a> {
 
     /// Whether the user gave the flag.
     pub(super) fn gives(&self, flag: &str) -> bool {
-        self.given().any(|arg| arg.get_long() == Some(flag))
+        self.names().contains(&flag)
     }
 
     /// The value that the user gave the flag.
-    pub(super) fn value<T: Clone + Send + Sync + 'static>(&self, flag: &str) -> Option<T> {
+    pub(crate) fn value<T: Clone + Send + Sync + 'static>(&self, flag: &str) -> Option<T> {
         let arg = self.given().find(|arg| arg.get_long() == Some(flag))?;
         self.given.try_get_one::<T>(arg.get_id().as_str()).ok()?.cloned()
     }
 
-    /// Whether a key of a config file applies: the subcommand has its flag, and the command line neither gives nor excludes this flag.
+    /// Whether a key of a config file applies: the subcommand has its flag, and the command line does not decide it.
     pub(super) fn admits(&self, key: &str) -> bool {
-        let excludes = |a: &Arg, b: &Arg| {
-            a.get_id() == b.get_id()
-                || self.command.get_arg_conflicts_with(a).iter().any(|other| other.get_id() == b.get_id())
-        };
-        let arg = self.command.get_arguments().find(|arg| arg.get_long() == Some(key));
-        arg.is_some_and(|arg| !self.given().any(|other| excludes(arg, other) || excludes(other, arg)))
+        self.command.get_arguments().any(|arg| arg.get_long() == Some(key)) && !self.decides(key)
+    }
+
+    /// Whether the command line gives a flag, or excludes it.
+    pub(super) fn decides(&self, flag: &str) -> bool {
+        self.names().into_iter().any(|given| given == flag || exclude(given, flag))
+    }
+
+    /// The names of the flags that the user gave.
+    pub fn names(&self) -> Vec<&'a str> {
+        self.given().filter_map(Arg::get_long).collect()
     }
 
     /// The flags that the user gave.

@@ -29,6 +29,7 @@ use ir::Diagnostic;
 
 use self::document::{Document, Leaf};
 use self::keys::Meaning;
+use super::check::exclude;
 use super::command_line::CommandLine;
 use super::file::{Entry, explain, flags, parse_arguments};
 use super::text_file::TextFile;
@@ -76,7 +77,7 @@ impl Translation<'_> {
     }
 
     fn add(&mut self, flag: &str, argument: String, leaf: &Leaf) {
-        match parse_arguments(&self.flags, [argument.clone()]) {
+        match parse_arguments(&self.flags, std::slice::from_ref(&argument)) {
             Ok(()) => self.entries.push(Entry { key: flag.to_owned(), arguments: vec![argument] }),
             Err(error) => self.refuse(leaf, Diagnostic::new(format!("`{}`: {}", leaf.path, explain(&error)))),
         }
@@ -101,9 +102,9 @@ fn recompute(translation: &mut Translation) {
         |leaf: &&Leaf| leaf.path.starts_with("activation_checkpointing.") && !document.is_off(leaf.path);
     let interval = document.leaf("pipeline.activation_checkpoint_interval");
     let interval = interval.filter(|leaf| leaf.count().is_some_and(|layers| layers > 0));
-    let has_budget = translation.entries.iter().any(|entry| entry.key == "memory");
+    let is_excluded = translation.entries.iter().any(|entry| exclude(&entry.key, "recompute"));
     match document.leaves().find(asks).or(interval) {
-        Some(leaf) if has_budget => {
+        Some(leaf) if is_excluded => {
             translation.drop_leaf(leaf, "--memory decides which activations are computed again");
         }
         Some(leaf) => translation.set("recompute", "full", leaf),
@@ -125,9 +126,9 @@ fn clip(translation: &mut Translation) {
 
 /// The keys that mean the same as a flag.
 fn same(translation: &mut Translation) {
-    for key in keys::KEYS {
+    for key in keys::KEYS.iter() {
         let Meaning::Same(flag) = key.meaning else { continue };
-        let Some(leaf) = translation.document.leaf(key.path) else { continue };
+        let Some(leaf) = translation.document.leaf(&key.path) else { continue };
         if let Some(argument) = leaf.argument(flag) {
             translation.add(flag, argument, leaf);
         }

@@ -14,6 +14,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::Settings;
+use super::check::exclusive;
 use super::command_line::CommandLine;
 use super::deepspeed::{self, Notes};
 use super::nearest::nearest;
@@ -69,11 +70,18 @@ impl ConfigFile {
 
     fn of_json(file: &TextFile, line: &CommandLine) -> Result<Self, Vec<Diagnostic>> {
         let (entries, notes) = deepspeed::translate(file, line)?;
-        let config = Self { entries, notes: Some(notes) };
-        match parse_arguments(&flags(), config.arguments_for(line)) {
-            Ok(()) => Ok(config),
-            Err(error) => Err(vec![Diagnostic::new(explain(&error)).at(file.name())]),
+        Self::checked(file, entries, Some(notes))
+    }
+
+    /// Refuses keys that exclude each other.
+    fn checked(file: &TextFile, entries: Vec<Entry>, notes: Option<Notes>) -> Result<Self, Vec<Diagnostic>> {
+        let given = entries.iter().filter(|entry| !entry.arguments.is_empty());
+        let given: Vec<&str> = given.map(|entry| entry.key.as_str()).collect();
+        if let Some((one, other)) = exclusive(&given) {
+            let error = Diagnostic::new(format!("`{one}` and `{other}` exclude each other"));
+            return Err(vec![error.at(file.name())]);
         }
+        Ok(Self { entries, notes })
     }
 
     fn of(file: &TextFile) -> Result<Self, Vec<Diagnostic>> {
@@ -90,13 +98,7 @@ impl ConfigFile {
                 Err(error) => errors.push(error.at(file.line(key.span().start))),
             }
         }
-        if errors.is_empty() {
-            let arguments = entries.iter().flat_map(|entry: &Entry| entry.arguments.iter().cloned());
-            if let Err(error) = parse_arguments(&flags, arguments) {
-                errors.push(Diagnostic::new(explain(&error)).at(file.name()));
-            }
-        }
-        if errors.is_empty() { Ok(Self { entries, notes: None }) } else { Err(errors) }
+        if errors.is_empty() { Self::checked(file, entries, None) } else { Err(errors) }
     }
 
     /// The arguments for a command line: the keys that its subcommand takes, less those that it gives or excludes. Other keys
@@ -127,19 +129,12 @@ fn find<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_long() == Some(key))
 }
 
-/// Parses arguments as the flags of a config file. A flag may need another flag that is in another key or on the command line. Such needs
-/// are checked later, when all arguments are parsed together.
-pub(super) fn parse_arguments(
-    flags: &Command,
-    arguments: impl IntoIterator<Item = String>,
-) -> Result<(), clap::Error> {
-    match flags.clone().try_get_matches_from(arguments) {
-        Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => Err(error),
-        _ => Ok(()),
-    }
+/// Parses the arguments of one key, to find a value that its flag refuses.
+pub(super) fn parse_arguments(flags: &Command, arguments: &[String]) -> Result<(), clap::Error> {
+    flags.clone().try_get_matches_from(arguments).map(drop)
 }
 
-/// Turns a key and its value into arguments, and parses them alone to find a value that the flag refuses.
+/// Turns a key and its value into arguments.
 fn read_entry(flags: &Command, key: &str, value: &DeValue<'_>) -> Result<Entry, Diagnostic> {
     if let DeValue::Table(_) = value {
         let error = Diagnostic::new(format!(
@@ -156,7 +151,7 @@ fn read_entry(flags: &Command, key: &str, value: &DeValue<'_>) -> Result<Entry, 
             .note(format!("the nearest known key is `{near}`")));
     };
     let entry = Entry { key: key.to_owned(), arguments: to_arguments(arg, key, value)? };
-    parse_arguments(flags, entry.arguments.clone())
+    parse_arguments(flags, &entry.arguments)
         .map_err(|error| Diagnostic::new(format!("`{key}`: {}", explain(&error))))?;
     Ok(entry)
 }
@@ -205,7 +200,7 @@ impl Kind {
 }
 
 /// The arguments that mean the same as a key with its value.
-pub(super) fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>, Diagnostic> {
+fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<Vec<String>, Diagnostic> {
     let kind = Kind::of(arg);
     let argument = |text: &str| format!("--{key}={text}");
     let wrong = |value: &DeValue<'_>| {
@@ -214,13 +209,9 @@ pub(super) fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<
     Ok(match (kind, value) {
         (Kind::Switch | Kind::TextOrSwitch, DeValue::Boolean(true)) => vec![format!("--{key}")],
         (Kind::Switch | Kind::TextOrSwitch, DeValue::Boolean(false)) => vec![],
-        (Kind::Number | Kind::NumberOrText, DeValue::Integer(number)) => {
-            // A number that does not fit in 128 bits is passed on as it is: the flag refuses it.
-            let decimal =
-                i128::from_str_radix(number.as_str(), number.radix()).map(|number| number.to_string());
-            vec![argument(&decimal.unwrap_or_else(|_| number.as_str().to_owned()))]
+        (Kind::Number | Kind::NumberOrText, DeValue::Integer(_) | DeValue::Float(_)) => {
+            digits(value).iter().map(|digits| argument(digits)).collect()
         }
-        (Kind::Number | Kind::NumberOrText, DeValue::Float(number)) => vec![argument(number.as_str())],
         (Kind::NumberOrText | Kind::Text | Kind::TextOrSwitch | Kind::List, DeValue::String(text)) => {
             vec![argument(text)]
         }
@@ -236,6 +227,19 @@ pub(super) fn to_arguments(arg: &Arg, key: &str, value: &DeValue<'_>) -> Result<
             .collect::<Result<_, _>>()?,
         _ => return Err(wrong(value)),
     })
+}
+
+/// The decimal digits of a number; `None` for another value.
+pub(super) fn digits(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::Integer(number) => {
+            // A number that does not fit in 128 bits is passed on as it is: its reader refuses it.
+            let decimal = i128::from_str_radix(number.as_str(), number.radix());
+            Some(decimal.map_or_else(|_| number.as_str().to_owned(), |number| number.to_string()))
+        }
+        DeValue::Float(number) => Some(number.as_str().to_owned()),
+        _ => None,
+    }
 }
 
 /// A value for an error message.
@@ -265,13 +269,6 @@ pub(super) fn explain(error: &clap::Error) -> String {
         }
         ErrorKind::ValueValidation => {
             std::error::Error::source(error).map_or_else(String::new, ToString::to_string)
-        }
-        ErrorKind::ArgumentConflict => {
-            let flag = |text: String| {
-                text.split([' ', '=']).next().unwrap_or_default().trim_start_matches('-').to_owned()
-            };
-            let (first, second) = (text(ContextKind::InvalidArg), text(ContextKind::PriorArg));
-            format!("`{}` and `{}` exclude each other", flag(first), flag(second))
         }
         _ => error.to_string().lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned(),
     }

@@ -4,7 +4,7 @@ use clap::Args;
 use passes::loss::LossKind;
 use serde::Serialize;
 
-use super::value::{ValueError, below_one};
+use super::value::{as_text, below_one};
 
 /// Flags of the loss.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
@@ -14,8 +14,8 @@ pub struct Loss {
     /// Loss to minimise: auto (the model's own loss if it has one, otherwise cross-entropy), next-token, cross-entropy
     /// (labels are classes), mse or bce (labels have the shape of an output; bce takes logits), model (the model's own
     /// loss), output:NAME
-    #[arg(long, value_name = "LOSS", default_value = "auto", value_parser = parse_kind)]
-    #[serde(serialize_with = "serialize_kind")]
+    #[arg(long, value_name = "LOSS", default_value = "auto")]
+    #[serde(serialize_with = "as_text")]
     pub loss: LossKind,
     /// Fraction of each target that is spread over all classes
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = below_one)]
@@ -34,12 +34,4 @@ impl Loss {
             label_smoothing: self.label_smoothing,
         }
     }
-}
-
-fn parse_kind(text: &str) -> Result<LossKind, ValueError> {
-    text.parse().map_err(|error: String| ValueError::new(error))
-}
-
-fn serialize_kind<S: serde::Serializer>(kind: &LossKind, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(kind)
 }

@@ -4,14 +4,12 @@
 //! operations, watts and dollars, without prefixes: `memory-bandwidth = 3.35e12`.
 
 mod section;
-mod written;
-
-pub use written::device_text;
 
 use std::path::Path;
 
 use ir::Diagnostic;
 use ir::machine::{Attained, Cluster, Device, DeviceKind, FlopRates, Link, Node, Preset};
+use toml::Table;
 
 use self::section::Section;
 use super::text_file::TextFile;
@@ -21,7 +19,7 @@ use super::text_file::TextFile;
 /// # Errors
 /// A file that cannot be read or is not TOML; else every unknown key, wrong type and impossible number, with their lines.
 pub fn read_device(path: &Path) -> Result<Device, Vec<Diagnostic>> {
-    read(&file(path)?, |preset| preset.device(), fill_device)
+    read(&file(path)?, |preset| preset.device(), |section, device| visit_device(section, device))
 }
 
 /// Reads the description of a cluster.
@@ -29,7 +27,7 @@ pub fn read_device(path: &Path) -> Result<Device, Vec<Diagnostic>> {
 /// # Errors
 /// As [`read_device`].
 pub fn read_cluster(path: &Path) -> Result<Cluster, Vec<Diagnostic>> {
-    read(&file(path)?, |preset| preset.cluster(1), fill_cluster)
+    read(&file(path)?, |preset| preset.cluster(1), |section, cluster| visit_cluster(section, cluster))
 }
 
 fn file(path: &Path) -> Result<TextFile, Vec<Diagnostic>> {
@@ -40,75 +38,128 @@ fn file(path: &Path) -> Result<TextFile, Vec<Diagnostic>> {
 fn read<T>(
     file: &TextFile,
     start: impl FnOnce(Preset) -> T,
-    fill: impl FnOnce(&mut Section, &mut T),
+    visit: impl FnOnce(&mut Section, &mut T),
 ) -> Result<T, Vec<Diagnostic>> {
     let table = file.table().map_err(|error| vec![error])?;
-    let mut faults = vec![];
-    let mut section = Section::new(file, table.get_ref(), &mut faults);
+    let mut section = Section::new(file, table.get_ref());
     let preset = section.required("preset", &Preset::ALL);
     // Without a preset the other keys are checked all the same.
     let mut machine = start(preset.unwrap_or(Preset::H100));
-    fill(&mut section, &mut machine);
-    section.finish();
+    visit(&mut section, &mut machine);
+    let mut faults = section.finish();
     faults.sort_by_key(|(byte, _)| *byte);
     if faults.is_empty() { Ok(machine) } else { Err(faults.into_iter().map(|(_, error)| error).collect()) }
 }
 
-fn fill_cluster(section: &mut Section, cluster: &mut Cluster) {
+/// The text of a file that [`read_device`] reads back to an equal device. All numbers of the preset that the file names are replaced;
+/// `comment` is its first line.
+pub fn device_text(device: &Device, mut preset: Preset, comment: &str) -> String {
+    let mut table = Table::new();
+    table.choice("preset", &Preset::ALL, &mut preset);
+    visit_device(&mut table, &mut device.clone());
+    format!("# {comment}\n{table}")
+}
+
+/// A visitor of the fields of a machine: [`Section`] reads them from a table of a file, and [`Table`] is such a table in the making.
+trait Fields {
+    /// A text.
+    fn text(&mut self, key: &'static str, text: &mut String);
+    /// One of several names with their values.
+    fn choice<T: Copy + PartialEq>(&mut self, key: &'static str, choices: &[(T, &str)], chosen: &mut T);
+    /// A whole number from 1.
+    fn count(&mut self, key: &'static str, count: &mut u64);
+    /// A number in a range.
+    fn number(&mut self, key: &'static str, number: &mut f64, range: Range);
+    /// A table of further fields.
+    fn table(&mut self, key: &'static str, visit: impl FnOnce(&mut Self));
+}
+
+/// A range of numbers: its description, and whether a number is in it.
+type Range = (&'static str, fn(f64) -> bool);
+
+const POSITIVE: Range = ("a finite number above 0", |number| number.is_finite() && number > 0.0);
+const NOT_NEGATIVE: Range = ("a finite number, 0 or more", |number| number.is_finite() && number >= 0.0);
+const FRACTION: Range = ("a number above 0, at most 1", |number| number > 0.0 && number <= 1.0);
+
+fn visit_cluster(fields: &mut impl Fields, cluster: &mut Cluster) {
     let Cluster { nodes, node, network } = cluster;
-    section.count("nodes", nodes);
-    section.table("node", |section| fill_node(section, node));
-    section.table("network", |section| fill_link(section, network));
+    fields.count("nodes", nodes);
+    fields.table("node", |fields| visit_node(fields, node));
+    fields.table("network", |fields| visit_link(fields, network));
 }
 
-fn fill_node(section: &mut Section, node: &mut Node) {
+fn visit_node(fields: &mut impl Fields, node: &mut Node) {
     let Node { devices, device, host_link, host_memory, host_bandwidth, disk } = node;
-    section.count("devices", devices);
-    section.count("host-memory", host_memory);
-    section.positive("host-bandwidth", host_bandwidth);
-    section.table("device", |section| fill_device(section, device));
-    section.table("host-link", |section| fill_link(section, host_link));
-    section.table("disk", |section| fill_link(section, disk));
+    fields.count("devices", devices);
+    fields.count("host-memory", host_memory);
+    fields.number("host-bandwidth", host_bandwidth, POSITIVE);
+    fields.table("device", |fields| visit_device(fields, device));
+    fields.table("host-link", |fields| visit_link(fields, host_link));
+    fields.table("disk", |fields| visit_link(fields, disk));
 }
 
-fn fill_device(section: &mut Section, device: &mut Device) {
+fn visit_device(fields: &mut impl Fields, device: &mut Device) {
     let Device { name, kind, multiprocessors, memory, memory_bandwidth, matrices, elements, .. } = device;
-    section.text("name", name);
-    section.choice("kind", &DeviceKind::ALL, kind);
+    fields.text("name", name);
+    fields.choice("kind", &DeviceKind::ALL, kind);
     let mut count = u64::from(*multiprocessors);
-    section.count("multiprocessors", &mut count);
+    fields.count("multiprocessors", &mut count);
     *multiprocessors = count.try_into().unwrap_or(u32::MAX);
-    section.count("memory", memory);
-    section.positive("memory-bandwidth", memory_bandwidth);
-    section.table("matrices", |section| fill_rates(section, matrices));
-    section.table("elements", |section| fill_rates(section, elements));
+    fields.count("memory", memory);
+    fields.number("memory-bandwidth", memory_bandwidth, POSITIVE);
+    fields.table("matrices", |fields| visit_rates(fields, matrices));
+    fields.table("elements", |fields| visit_rates(fields, elements));
     let Device { attained, link, launch, watts, price_per_hour, .. } = device;
     let Attained { memory, multiply, convolve, attention } = attained;
-    section.table("attained", |section| {
-        section.fraction("memory", memory);
-        section.fraction("multiply", multiply);
-        section.fraction("convolve", convolve);
-        section.fraction("attention", attention);
+    fields.table("attained", |fields| {
+        fields.number("memory", memory, FRACTION);
+        fields.number("multiply", multiply, FRACTION);
+        fields.number("convolve", convolve, FRACTION);
+        fields.number("attention", attention, FRACTION);
     });
-    section.table("link", |section| fill_link(section, link));
-    section.not_negative("launch", launch);
-    section.not_negative("watts", watts);
-    section.not_negative("price-per-hour", price_per_hour);
+    fields.table("link", |fields| visit_link(fields, link));
+    fields.number("launch", launch, NOT_NEGATIVE);
+    fields.number("watts", watts, NOT_NEGATIVE);
+    fields.number("price-per-hour", price_per_hour, NOT_NEGATIVE);
 }
 
-fn fill_rates(section: &mut Section, rates: &mut FlopRates) {
+fn visit_rates(fields: &mut impl Fields, rates: &mut FlopRates) {
     let FlopRates { f64, f32, f16, bf16 } = rates;
-    section.positive("f64", f64);
-    section.positive("f32", f32);
-    section.positive("f16", f16);
-    section.positive("bf16", bf16);
+    for (key, rate) in [("f64", f64), ("f32", f32), ("f16", f16), ("bf16", bf16)] {
+        fields.number(key, rate, POSITIVE);
+    }
 }
 
-fn fill_link(section: &mut Section, link: &mut Link) {
+fn visit_link(fields: &mut impl Fields, link: &mut Link) {
     let Link { bandwidth, attained, latency } = link;
-    section.positive("bandwidth", bandwidth);
-    section.fraction("attained", attained);
-    section.not_negative("latency", latency);
+    fields.number("bandwidth", bandwidth, POSITIVE);
+    fields.number("attained", attained, FRACTION);
+    fields.number("latency", latency, NOT_NEGATIVE);
+}
+
+impl Fields for Table {
+    fn text(&mut self, key: &'static str, text: &mut String) {
+        self.insert(key.to_owned(), text.as_str().into());
+    }
+
+    fn choice<T: Copy + PartialEq>(&mut self, key: &'static str, choices: &[(T, &str)], chosen: &mut T) {
+        let name = choices.iter().find(|(choice, _)| choice == chosen).map_or("", |(_, name)| name);
+        self.insert(key.to_owned(), name.into());
+    }
+
+    fn count(&mut self, key: &'static str, count: &mut u64) {
+        self.insert(key.to_owned(), count.cast_signed().into());
+    }
+
+    fn number(&mut self, key: &'static str, number: &mut f64, _: Range) {
+        self.insert(key.to_owned(), (*number).into());
+    }
+
+    fn table(&mut self, key: &'static str, visit: impl FnOnce(&mut Self)) {
+        let mut table = Self::new();
+        visit(&mut table);
+        self.insert(key.to_owned(), table.into());
+    }
 }
 
 #[cfg(test)]
@@ -116,12 +167,18 @@ mod tests {
     use super::*;
 
     fn device(text: &str) -> Result<Device, String> {
-        read(&TextFile::new("device.toml", text), |preset| preset.device(), fill_device).map_err(joined)
+        read(
+            &TextFile::new("device.toml", text),
+            |preset| preset.device(),
+            |section, device| visit_device(section, device),
+        )
+        .map_err(joined)
     }
 
     fn cluster(text: &str) -> Result<Cluster, String> {
         let file = TextFile::new("cluster.toml", text);
-        read(&file, |preset| preset.cluster(1), fill_cluster).map_err(joined)
+        read(&file, |preset| preset.cluster(1), |section, cluster| visit_cluster(section, cluster))
+            .map_err(joined)
     }
 
     fn joined(errors: Vec<Diagnostic>) -> String {

@@ -26,8 +26,7 @@ pub struct Memory {
     /// Memory that the program may take on each device, such as 6GiB; so that it fits, activations are compressed without loss, and as few
     /// as possible are computed again. With host=BYTES or disk=DIR, or with --offload, values may rest there instead: what is predicted to
     /// take the least time
-    #[arg(long, value_name = "BYTES|device=BYTES,host=BYTES,disk=DIR[:BYTES]", conflicts_with = "recompute")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "BYTES|device=BYTES,host=BYTES,disk=DIR[:BYTES]")]
     pub memory: Option<Budgets>,
     /// Values that rest on the host instead of the device, and come to it where they are read: optimizer (states of the optimizer, which
     /// the host updates, and the weights that are read only as halves), parameters (all weights), gradients (once they are
@@ -38,7 +37,6 @@ pub struct Memory {
     pub offload: Vec<OffloadClass>,
     /// Bytes of the smallest value that leaves the device [default: 16KiB]
     #[arg(long, value_name = "BYTES")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_least: Option<Budget>,
     /// Forms in which activations take fewer bytes until backward reads them: masks (a bit for each element of a mask, and of activations
     /// that backward only compares, such as those of a ReLU), indices (the place of the largest element of each window of a max pooling);
@@ -47,8 +45,7 @@ pub struct Memory {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub compress_activations: Vec<ActivationForm>,
     /// Bytes of the smallest activation that is compressed [default: 16KiB]
-    #[arg(long, value_name = "BYTES", requires = "compress_activations")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "BYTES")]
     pub compress_least: Option<Budget>,
     /// When an update of a weight runs; `early` frees the memory of each gradient during backward if a step has one microbatch, but a
     /// gradient that is not finite then ends the run at its last checkpoint, since the weights have changed

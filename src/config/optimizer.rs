@@ -11,7 +11,7 @@ use passes::optimizer::schedule::Schedule;
 use passes::optimizer::{Algorithm, DEFAULT_LEARNING_RATE, Decay, Group};
 use serde::Serialize;
 
-use super::value::{ValueError, below_one, not_negative, one_of, positive, serialize_name};
+use super::value::{ValueError, as_texts, below_one, not_negative, one_of, positive, serialize_name};
 
 /// Flags of the update rule.
 #[derive(Args, Clone, Debug, PartialEq, Serialize)]
@@ -43,8 +43,8 @@ pub struct Optimizer {
     /// Set the learning rate to FACTOR times --lr, or the weight decay to X, for parameters whose name matches the glob; the
     /// last matching group applies; may be repeated; a config file may have group tables with the keys pattern, lr,
     /// weight-decay instead
-    #[arg(long, value_name = "PATTERN:lr=FACTOR,weight-decay=X", value_parser = group::parse)]
-    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "group::serialize")]
+    #[arg(long, value_name = "PATTERN:lr=FACTOR,weight-decay=X")]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_texts")]
     pub group: Vec<Group>,
     /// Scale the gradient down to the global norm X if its norm is larger
     #[arg(long, value_name = "X", value_parser = positive)]

@@ -11,11 +11,12 @@ use passes::compress_gradients::{CompressGradients, Method};
 use passes::spmd::{AxisSize, Shard, Spmd};
 use passes::stage::Stage;
 use passes::stage::schedule::ScheduleChoice;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use super::machine::read_cluster;
 use super::nearest::nearest;
-use super::value::{LARGEST_COUNT, ValueError, count_from, serialize_as_text, whole_number};
+use super::shapes::positive_count;
+use super::value::{LARGEST_COUNT, ValueError, as_optional_text, as_texts, count_from, serialize_as_text};
 
 /// Flags of the mesh.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
@@ -25,7 +26,6 @@ pub struct Parallel {
     /// Mesh of devices, as axes with their sizes, outermost first: pp splits the layers into stages; dp splits the batch; ep splits the batch, and the
     /// experts of a model with experts; tp splits hidden dims, heads and the vocabulary; a suffix distinguishes axes of one kind (dp.outer=2,dp.inner=4) [default: one device]
     #[arg(long, value_name = "AXIS=SIZE,…")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<MeshAxes>,
     /// ZeRO stage: 1 shards the optimizer states over the data ranks, 2 also the gradients, 3 also the parameters
     #[arg(long, value_name = "0..3", default_value_t = 0, value_parser = zero)]
@@ -36,8 +36,7 @@ pub struct Parallel {
     /// Schedule of the pipeline's stages: gpipe, 1f1b, interleaved, zb-h1, zb-v or dualpipev; pipedream or 2bw, which read weights of
     /// earlier updates and never flush; :chunks=V gives each pipeline rank V stages; auto takes the one of the first six that is predicted
     /// to be the fastest within memory [default: auto]
-    #[arg(long, value_name = "NAME[:chunks=V]", value_parser = schedule)]
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "serialize_schedule")]
+    #[arg(long, value_name = "NAME[:chunks=V]")]
     pub schedule: Option<ScheduleFlag>,
     /// Begin a stage of the pipeline at the first node that matches the glob, by its name in the file or by the name of a parameter that
     /// it reads (`*.h.6.*`); may be repeated, once for each stage but the first [default: stages that take equal times]
@@ -47,25 +46,20 @@ pub struct Parallel {
     /// Split the parameters whose name matches the glob; DIMS has an axis, several axes (dp*tp) or none (-) for each dim of
     /// the file's tensor; may be repeated
     #[arg(long, value_name = "PATTERN=DIMS", value_parser = shard)]
-    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "serialize_shards")]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "as_texts")]
     pub shard: Vec<Shard>,
     /// Reduce gradients over dp in another form, and make up for the errors in later steps: powersgd with [:rank=N,min-rate=X], two factors of
     /// N columns in place of each matrix that has more than X times their elements; or bf16 [default: powersgd has rank=4,min-rate=1]
-    #[arg(long, value_name = "METHOD[:KEY=X,…]", value_parser = compression)]
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "serialize_compression")]
+    #[arg(long, value_name = "METHOD[:KEY=X,…]")]
+    #[serde(serialize_with = "as_optional_text")]
     pub compress_gradients: Option<Method>,
     /// The cluster, as FILE.toml describes it: the mesh is laid on its links, outermost axes between nodes, and reductions over several
     /// nodes are divided where that is faster. inspect predicts a step on it
     #[arg(long, value_name = "FILE.toml")]
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<PathBuf>,
     /// Seconds that a rank waits for other ranks, or for its GPU, before the run ends
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = positive_count)]
     pub timeout: u64,
-}
-
-fn seconds(text: &str) -> Result<u64, ValueError> {
-    whole_number(1, LARGEST_COUNT, text)
 }
 
 fn zero(text: &str) -> Result<u64, ValueError> {
@@ -151,8 +145,6 @@ impl fmt::Display for MeshAxes {
     }
 }
 
-serialize_as_text!(MeshAxes);
-
 /// Reads the sharding of the parameters that a pattern matches, over axes that a mesh may have.
 fn shard(text: &str) -> Result<Shard, ValueError> {
     let shard: Shard = text.parse().map_err(ValueError::new)?;
@@ -172,38 +164,30 @@ pub enum ScheduleFlag {
 /// The name of [`ScheduleFlag::Auto`].
 const AUTO: &str = "auto";
 
-fn schedule(text: &str) -> Result<ScheduleFlag, ValueError> {
-    match text {
-        AUTO => Ok(ScheduleFlag::Auto),
-        _ => text
-            .parse()
-            .map(ScheduleFlag::Named)
-            .map_err(|error| ValueError::new(format!("{error}; `{AUTO}` chooses a synchronous one"))),
+impl FromStr for ScheduleFlag {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            AUTO => Ok(Self::Auto),
+            _ => text
+                .parse()
+                .map(Self::Named)
+                .map_err(|error| ValueError::new(format!("{error}; `{AUTO}` chooses a synchronous one"))),
+        }
     }
 }
 
-fn serialize_schedule<S: Serializer>(
-    schedule: &Option<ScheduleFlag>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match schedule {
-        Some(ScheduleFlag::Named(schedule)) => serializer.collect_str(schedule),
-        Some(ScheduleFlag::Auto) | None => serializer.collect_str(AUTO),
+impl fmt::Display for ScheduleFlag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Named(schedule) => schedule.fmt(f),
+            Self::Auto => f.write_str(AUTO),
+        }
     }
 }
 
-fn compression(text: &str) -> Result<Method, ValueError> {
-    text.parse().map_err(ValueError::new)
-}
-
-fn serialize_compression<S: Serializer>(method: &Option<Method>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(&method.map(|method| method.to_string()).unwrap_or_default())
-}
-
-/// Writes shardings so that [`shard`] reads them back.
-fn serialize_shards<S: Serializer>(shards: &[Shard], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(shards.iter().map(Shard::to_string))
-}
+serialize_as_text!(MeshAxes, ScheduleFlag);
 
 impl Parallel {
     /// The axes of more than one device with their sizes, outermost first. Empty on one device.
@@ -220,8 +204,7 @@ impl Parallel {
 
     /// The number of pipeline ranks.
     pub fn pipeline_ranks(&self) -> u64 {
-        let stages = self.named().filter(|(name, _)| Mesh::role(name) == Some(AxisRole::Pipeline));
-        stages.map(|(_, size)| size).product()
+        self.along(|role| role == AxisRole::Pipeline)
     }
 
     /// The pass that cuts the model into stages, if the mesh has several. The number of microbatches is not known yet.
@@ -236,14 +219,18 @@ impl Parallel {
 
     /// The number of devices that share the batch: the devices along data axes and expert axes.
     pub fn data_ranks(&self) -> u64 {
-        let splits_the_batch =
-            |(name, _): &&(String, u64)| matches!(Mesh::role(name), Some(AxisRole::Data | AxisRole::Expert));
-        self.named().filter(splits_the_batch).map(|(_, size)| size).product()
+        self.along(|role| matches!(role, AxisRole::Data | AxisRole::Expert))
     }
 
     /// The number of devices.
     pub fn ranks(&self) -> u64 {
-        self.named().map(|(_, size)| size).product()
+        self.along(|_| true)
+    }
+
+    /// The number of devices along the axes of some roles.
+    fn along(&self, is_counted: impl Fn(AxisRole) -> bool) -> u64 {
+        let counted = self.named().filter(|(name, _)| Mesh::role(name).is_some_and(&is_counted));
+        counted.map(|(_, size)| size).product()
     }
 
     /// The user's shardings of parameters, without axes of one device.
@@ -321,43 +308,36 @@ impl Parallel {
     pub fn check(&self) -> Vec<Diagnostic> {
         let mut problems: Vec<Diagnostic> = self.named().filter_map(not_yet).collect();
         if self.zero > 0 && !self.has(AxisRole::Data) && !self.has(AxisRole::Expert) {
-            problems.push(
-                Diagnostic::new(format!(
-                    "--zero {} shards states over data ranks, and {} no data axis",
-                    self.zero,
-                    self.mesh_has()
-                ))
-                .note("add a data axis: --mesh dp=2; or remove --zero"),
-            );
+            let says = format!("--zero {} shards states over data ranks", self.zero);
+            problems.push(self.lacks(&says, "data axis", "add a data axis: --mesh dp=2; or remove --zero"));
         }
         if self.sequence_parallel && !self.has(AxisRole::Tensor) {
-            let message = format!(
-                "--sequence-parallel splits the sequence over tp, and {} no tensor axis",
-                self.mesh_has()
-            );
-            problems.push(
-                Diagnostic::new(message)
-                    .note("add a tensor axis: --mesh tp=2; or remove --sequence-parallel"),
-            );
+            let says = "--sequence-parallel splits the sequence over tp";
+            let note = "add a tensor axis: --mesh tp=2; or remove --sequence-parallel";
+            problems.push(self.lacks(says, "tensor axis", note));
         }
-        problems.extend(self.compression_problems());
+        problems.extend(self.compression());
         problems.extend(self.pipeline());
         problems.extend(self.shard.iter().filter_map(|rule| self.unknown_axis(rule)));
         problems
     }
 
+    /// The error for flags that need an axis which the mesh does not have.
+    fn lacks(&self, says: &str, axis: &str, note: &str) -> Diagnostic {
+        Diagnostic::new(format!("{says}, and {} no {axis}", self.mesh_has())).note(note)
+    }
+
     /// Rules of the compression of gradients.
-    fn compression_problems(&self) -> Vec<Diagnostic> {
+    fn compression(&self) -> Vec<Diagnostic> {
         let Some(method) = self.compress_gradients else { return vec![] };
         let flag = format!("--compress-gradients {method}");
         let mut problems = vec![];
         let data = |(name, size): &(String, u64)| Mesh::role(name) == Some(AxisRole::Data) && *size > 1;
         if !self.named().any(data) {
-            let error = Diagnostic::new(format!(
-                "{flag} compresses what data ranks reduce, and {} no data axis of more than one device",
-                self.mesh_has()
-            ));
-            problems.push(error.note("add a data axis: --mesh dp=2; or remove --compress-gradients"));
+            let says = format!("{flag} compresses what data ranks reduce");
+            let axis = "data axis of more than one device";
+            let note = "add a data axis: --mesh dp=2; or remove --compress-gradients";
+            problems.push(self.lacks(&says, axis, note));
         }
         let is_other = |(name, _): &(String, u64)| {
             matches!(Mesh::role(name), Some(AxisRole::Expert | AxisRole::Pipeline))
@@ -389,18 +369,16 @@ impl Parallel {
         let given: Vec<&str> =
             given.iter().filter(|(_, is_given)| *is_given).map(|(flag, _)| *flag).collect();
         if self.pipeline_ranks() == 1 && !given.is_empty() {
-            let (flags, has) = (given.join(" and "), self.mesh_has());
-            let error = Diagnostic::new(format!(
-                "{flags} needs the stages of a pipeline, and {has} no axis of stages"
-            ));
-            problems.push(error.note(format!("add the axis: --mesh pp=2; or remove {flags}")));
+            let flags = given.join(" and ");
+            let says = format!("{flags} needs the stages of a pipeline");
+            let note = format!("add the axis: --mesh pp=2; or remove {flags}");
+            problems.push(self.lacks(&says, "axis of stages", &note));
         }
         let splits = |rule: &&Shard| rule.dims.iter().flatten().any(|axis| axes.contains(&axis.as_str()));
-        for rule in self.shard.iter().filter(splits) {
-            let error =
-                Diagnostic::new(format!("--shard '{rule}': the stages of a pipeline split no tensor"));
-            problems.push(error.note("--cut says where a stage begins"));
-        }
+        problems.extend(self.shard.iter().filter(splits).map(|rule| {
+            Diagnostic::new(format!("--shard '{rule}': the stages of a pipeline split no tensor"))
+                .note("--cut says where a stage begins")
+        }));
         problems
     }
 

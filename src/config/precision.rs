@@ -15,11 +15,10 @@ use super::value::{one_of, serialize_name};
 #[serde(rename_all = "kebab-case")]
 pub struct Precision {
     /// Precision of a step's computation; values that need the range or the precision of fp32 stay in fp32 [default: fp32]
-    #[arg(long, value_enum, conflicts_with_all = ["bf16", "fp16"])]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_enum)]
     pub precision: Option<PrecisionChoice>,
     /// Same as --precision bf16
-    #[arg(long, conflicts_with = "fp16")]
+    #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub bf16: bool,
     /// Same as --precision fp16; the loss is scaled so that gradients stay within the range of fp16

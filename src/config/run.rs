@@ -16,7 +16,7 @@ use super::value::{ValueError, count_from};
 #[serde(rename_all = "kebab-case")]
 pub struct RunFlags {
     /// Train until step N; steps are counted from step 0, also in a resumed run
-    #[arg(long, value_name = "N", value_parser = any_count, conflicts_with = "epochs")]
+    #[arg(long, value_name = "N", value_parser = any_count)]
     pub steps: Option<u64>,
     /// Train for N passes over the data [default: 1, without --steps]
     #[arg(long, value_name = "N", value_parser = positive_count)]
@@ -35,8 +35,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "N", value_parser = positive_count)]
     pub patience: Option<u64>,
     /// Reduce whole gradients up to step N, and then those of --compress-gradients; a checkpoint of step N is saved
-    #[arg(long, value_name = "N", value_parser = positive_count, requires = "compress_gradients")]
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[arg(long, value_name = "N", value_parser = positive_count)]
     pub compress_gradients_after: Option<u64>,
     /// Resume from the last checkpoint in DIR, or from the checkpoint of step N [default for DIR: the output folder; if the
     /// same command started a run there and it has no checkpoint yet, the run starts at step 0]

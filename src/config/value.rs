@@ -1,6 +1,9 @@
 //! Values of flags: numbers with limits, and the form `NAME[:key=value,…]` that several flags share.
 
+use std::fmt::Display;
+
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::{Serialize, Serializer};
 
 /// Why the text of a flag or key is not a value for it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -142,12 +145,30 @@ pub(super) fn name_of<T: PartialEq>(choices: &[(T, &'static str)], value: &T) ->
 }
 
 /// Writes a value to a config file as its name.
-pub(super) fn serialize_name<T: PartialEq, S: serde::Serializer>(
+pub(super) fn serialize_name<T: PartialEq, S: Serializer>(
     choices: &[(T, &'static str)],
     value: &T,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(name_of(choices, value))
+}
+
+/// Writes a value to a config file as the text that its `FromStr` reads.
+pub(super) fn as_text<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+/// As [`as_text`], for a flag that may be left out.
+pub(super) fn as_optional_text<T: Display, S: Serializer>(
+    value: &Option<T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    value.as_ref().map(ToString::to_string).serialize(serializer)
+}
+
+/// As [`as_text`], for a flag that may be repeated.
+pub(super) fn as_texts<T: Display, S: Serializer>(values: &[T], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(values.iter().map(ToString::to_string))
 }
 
 /// The error for a name that is none of `names`.

@@ -24,16 +24,9 @@ fn read(text: &str) -> Option<Settings> {
         command.build();
         command
     });
-    static NOTHING_GIVEN: LazyLock<ArgMatches> = LazyLock::new(|| {
-        COMMAND
-            .clone()
-            .get_matches_from(["trainyard", "compile", "model.onnx"])
-            .remove_subcommand()
-            .unwrap()
-            .1
-    });
-    let compile = COMMAND.find_subcommand("compile").expect("there is such a subcommand");
-    let line = CommandLine::new(compile, &NOTHING_GIVEN, None);
+    static NOTHING_GIVEN: LazyLock<ArgMatches> =
+        LazyLock::new(|| COMMAND.clone().get_matches_from(["trainyard", "compile", "model.onnx"]));
+    let line = CommandLine::new(&COMMAND, &NOTHING_GIVEN, None);
     let parsed = match text.trim_start().starts_with('{') {
         true => ConfigFile::parse_json("ds.json", text, &line),
         false => ConfigFile::parse("trainyard.toml", text),
@@ -52,7 +45,7 @@ fn read(text: &str) -> Option<Settings> {
     // Each key was accepted alone, so all of them together must be accepted: the subcommand has the same flags.
     let cli = match Cli::parse_with_config(arguments) {
         Ok(cli) => cli,
-        Err(ParseError::Settings(_)) => return None,
+        Err(ParseError::Settings(_) | ParseError::Rules(_)) => return None,
         Err(ParseError::Usage(error)) => panic!("a key is taken, and its flag is not: {error}"),
     };
     match cli.command {

@@ -121,6 +121,22 @@ fn flags_of_a_config_file_are_kept() {
     assert!(rows.iter().all(|row| row.command.contains("--clip 0.5")), "{rows:?}");
 }
 
+/// A command has the settings of DeepSpeed's JSON as flags, and not a flag that excludes one of the advice.
+#[test]
+fn flags_that_a_change_excludes_are_left_out() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    place.write("ds.json", br#"{"train_micro_batch_size_per_gpu": 8, "gradient_clipping": 0.5}"#);
+    let command = GPT2.replace("--microbatch 8", "--config ds.json --precision fp32");
+    let budget = smallest(&place, "--clip 0.5") * 95 / 100;
+    let rows = advice(&place, &format!("{command} --memory {budget}B"));
+    check_rows(&place, &rows, budget);
+    assert!(has(&rows, "--microbatch 8 --clip 0.5 --bf16", true), "{rows:?}");
+    assert!(has(&rows, "--precision fp32 --offload auto", false), "{rows:?}");
+    let is_excluded = |row: &Row| row.command.contains("--precision") == row.command.contains("--bf16");
+    assert!(!rows.iter().any(is_excluded), "{rows:?}");
+    assert!(!rows.iter().any(|row| row.command.contains("--config")), "{rows:?}");
+}
+
 #[test]
 fn a_budget_that_nothing_fits_has_no_command() {
     let place = Workplace::with_text(TRAINYARD, 20_000);

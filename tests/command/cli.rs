@@ -38,7 +38,7 @@ fn compile(arguments: &str) -> Compile {
 fn text_of(error: ParseError) -> String {
     match error {
         ParseError::Usage(error) => error.render().to_string(),
-        ParseError::Settings(diagnostics) => render(Severity::Error, &diagnostics, false),
+        ParseError::Settings(errors) | ParseError::Rules(errors) => render(Severity::Error, &errors, false),
     }
 }
 

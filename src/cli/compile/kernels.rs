@@ -71,8 +71,7 @@ impl Compile {
         let architecture = nvrtc.architecture(gpu.capability()).map_err(|error| refused(&error))?;
         let version = nvrtc.version().to_owned();
         let (device, continued) = (gpu.chosen(), Continued::anew(self.settings.compile.shapes.global_batch));
-        let ready =
-            self.compile(&device, continued).map_err(|stopped| self.advised(stopped, &device, None))?;
+        let ready = self.compile(&device, continued).map_err(|stopped| self.advised(stopped, &device))?;
         let stages = training::all_programs(&ready.jobs);
         let programs = stages.iter().flat_map(|stages| stages.iter()).map(|program| lower(program.clone()));
         let programs = programs.collect::<Result<Vec<CudaProgram>, _>>()?;

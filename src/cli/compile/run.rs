@@ -107,7 +107,7 @@ impl Compile {
         let warn = |warning: Diagnostic| report::print(Severity::Warning, &[warning]);
         let fits = |large: &TooLarge| {
             let room = Room::of_device(large.of_programs, on.target);
-            self.advice(room, ready, on, processes.launched())
+            self.advice(room, ready, on)
         };
         let flight = output.folder.path().join(FLIGHT);
         let ranks = || -> Result<Ranks, Failure> {

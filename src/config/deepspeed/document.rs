@@ -187,19 +187,19 @@ impl Reader<'_> {
         let is_automatic = matches!(value, Json::Text(text) if text == "auto");
         match key.meaning {
             Meaning::Dropped(_) | Meaning::Asks(..) if keys::is_off(value) => {}
-            Meaning::Dropped(reason) => self.notes.drop_key(key.path, reason),
+            Meaning::Dropped(reason) => self.notes.drop_key(&key.path, reason),
             Meaning::Always(expected, _) if is_automatic || is_value(value, expected) => {}
             Meaning::Always(_, reason) => {
                 self.notes.drop_key(format!("{} {}", key.path, short(value)), reason);
             }
             Meaning::Asks(_, reason) => {
-                self.notes.drop_key(key.path, reason);
+                self.notes.drop_key(&key.path, reason);
                 self.keep(key, Value::Unread, member);
             }
             Meaning::Same(_) | Meaning::Part(_) if matches!(value, Json::Null) => {}
             Meaning::Same(_) | Meaning::Part(_) if is_automatic => {
-                self.notes.leave_key(key.path);
-                self.document.automatic.push(key.path);
+                self.notes.leave_key(&key.path);
+                self.document.automatic.push(&key.path);
             }
             Meaning::Same(_) | Meaning::Part(_) => match self.checked(key.kind, value) {
                 Some(checked) => self.keep(key, checked, member),
@@ -213,8 +213,8 @@ impl Reader<'_> {
     }
 
     fn keep(&mut self, key: &'static Key, value: Value, member: &Member) {
-        let leaf = Leaf { path: key.path, value, place: self.file.place(member.value) };
-        self.document.leaves.insert(key.path, leaf);
+        let leaf = Leaf { path: &key.path, value, place: self.file.place(member.value) };
+        self.document.leaves.insert(&key.path, leaf);
     }
 
     /// The value, if it is of the kind.

@@ -58,7 +58,7 @@ fn compute<'a>(translation: &mut Translation<'a>) -> Option<(&'static str, &'a L
     ];
     let mut found = found.into_iter().flatten();
     let first = found.next()?;
-    let is_given = ["bf16", "fp16", "precision"].iter().any(|flag| translation.line.gives(flag));
+    let is_given = translation.line.decides("precision");
     if let Some((_, other)) = found.find(|(flag, _)| *flag != first.0 && !is_given) {
         let message = format!("`{}` and `{}` exclude each other", first.1.path, other.path);
         translation

@@ -30,7 +30,7 @@ fn flags(key: &Key) -> Option<(String, String)> {
 
 /// The reason for a key that is not honoured, and the cell of the key.
 fn reason(key: &Key) -> Option<(String, String)> {
-    let path = key.path;
+    let path = &key.path;
     match key.meaning {
         Meaning::Same(_) | Meaning::Part(_) => None,
         Meaning::Asks(_, reason) => Some((reason.to_owned(), format!("the value of `{path}`"))),

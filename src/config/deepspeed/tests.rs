@@ -3,6 +3,7 @@
 mod faults;
 mod files;
 
+use clap::Command;
 use expect_test::Expect;
 
 use super::keys::{KEYS, Kind, Meaning};
@@ -18,9 +19,10 @@ fn check(json: &str, line: &str, expected: Expect) {
 
 /// As [`check`], with this number of processes that a launcher started.
 fn translated(json: &str, line: &str, ranks: Option<u64>) -> String {
-    let command = flags();
-    let given = command.clone().try_get_matches_from(line.split_whitespace()).expect(line);
-    let line = CommandLine::new(&command, &given, ranks);
+    let command = Command::new("trainyard").subcommand(flags().name("compile"));
+    let words = ["trainyard", "compile"].into_iter().chain(line.split_whitespace());
+    let matches = command.clone().try_get_matches_from(words).expect(line);
+    let line = CommandLine::new(&command, &matches, ranks);
     match ConfigFile::parse_json("ds.json", json, &line) {
         Ok(file) => {
             let arguments = file.arguments_for(&line);

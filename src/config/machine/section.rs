@@ -4,9 +4,10 @@ use ir::Diagnostic;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::super::file::describe;
+use super::super::file::{describe, digits};
 use super::super::nearest::nearest;
 use super::super::text_file::TextFile;
+use super::{Fields, Range};
 
 /// A table of a file.
 pub(super) struct Section<'a> {
@@ -16,54 +17,24 @@ pub(super) struct Section<'a> {
     table: &'a DeTable<'a>,
     /// The keys that were read.
     known: Vec<&'static str>,
-    faults: &'a mut Vec<Fault>,
+    faults: Vec<Fault>,
 }
 
 /// A fault of a file: its byte in the text, and the error.
 pub(super) type Fault = (usize, Diagnostic);
 
 impl<'a> Section<'a> {
-    /// The whole file. The faults that are found are added to `faults`.
-    pub(super) fn new(file: &'a TextFile, table: &'a DeTable<'a>, faults: &'a mut Vec<Fault>) -> Self {
-        Self { file, path: String::new(), table, known: vec![], faults }
-    }
-
-    /// Reads the table of a key, if there is one.
-    pub(super) fn table(&mut self, key: &'static str, read: impl FnOnce(&mut Section)) {
-        let Some(value) = self.value(key) else { return };
-        let DeValue::Table(table) = value.get_ref() else { return self.refuse(key, value, "a table") };
-        let path = format!("{}{key}.", self.path);
-        let mut section = Section { file: self.file, path, table, known: vec![], faults: self.faults };
-        read(&mut section);
-        section.finish();
-    }
-
-    /// Reads a text.
-    pub(super) fn text(&mut self, key: &'static str, text: &mut String) {
-        let Some(value) = self.value(key) else { return };
-        match value.get_ref() {
-            DeValue::String(given) => *text = given.to_string(),
-            _ => self.refuse(key, value, "a string"),
-        }
-    }
-
-    /// Reads a name from a list of names with their values.
-    pub(super) fn choice<T: Copy>(&mut self, key: &'static str, choices: &[(T, &str)], chosen: &mut T) {
-        let Some(value) = self.value(key) else { return };
-        let DeValue::String(given) = value.get_ref() else { return self.refuse(key, value, "a string") };
-        match choices.iter().find(|(_, name)| *name == given.as_ref()) {
-            Some((choice, _)) => *chosen = *choice,
-            None => {
-                let names: Vec<&str> = choices.iter().map(|(_, name)| *name).collect();
-                let message =
-                    format!("`{}{key}`: `{given}` is not known; there are {}", self.path, names.join(", "));
-                self.add(value.span().start, Diagnostic::new(message));
-            }
-        }
+    /// The whole file.
+    pub(super) fn new(file: &'a TextFile, table: &'a DeTable<'a>) -> Self {
+        Self { file, path: String::new(), table, known: vec![], faults: vec![] }
     }
 
     /// Reads a name that the table must have. `None` if it is missing or unknown, which is an error.
-    pub(super) fn required<T: Copy>(&mut self, key: &'static str, choices: &[(T, &str)]) -> Option<T> {
+    pub(super) fn required<T: Copy + PartialEq>(
+        &mut self,
+        key: &'static str,
+        choices: &[(T, &str)],
+    ) -> Option<T> {
         if self.value(key).is_none() {
             let names: Vec<&str> = choices.iter().map(|(_, name)| *name).collect();
             let error = Diagnostic::new(format!("there is no key `{}{key}`", self.path))
@@ -78,56 +49,16 @@ impl<'a> Section<'a> {
         chosen
     }
 
-    /// Reads a whole number from 1.
-    pub(super) fn count(&mut self, key: &'static str, count: &mut u64) {
-        let mut number = 0.0;
-        self.number(key, &mut number, "a whole number from 1", |number| {
-            number >= 1.0 && number.fract() == 0.0 && number <= MOST
-        });
-        if number > 0.0 {
-            *count = number as u64;
-        }
-    }
-
-    /// Reads a number above 0.
-    pub(super) fn positive(&mut self, key: &'static str, number: &mut f64) {
-        self.number(key, number, "a finite number above 0", |number| number.is_finite() && number > 0.0);
-    }
-
-    /// Reads a number that may be 0.
-    pub(super) fn not_negative(&mut self, key: &'static str, number: &mut f64) {
-        self.number(key, number, "a finite number, 0 or more", |number| number.is_finite() && number >= 0.0);
-    }
-
-    /// Reads a fraction of a peak.
-    pub(super) fn fraction(&mut self, key: &'static str, number: &mut f64) {
-        self.number(key, number, "a number above 0, at most 1", |number| number > 0.0 && number <= 1.0);
-    }
-
-    /// Adds an error for each key that was not read, with the nearest known key.
-    pub(super) fn finish(mut self) {
-        let known = self.known.clone();
+    /// Returns the faults that were found, with one for each key that was not read and the nearest known key.
+    pub(super) fn finish(mut self) -> Vec<Fault> {
+        let known = std::mem::take(&mut self.known);
         for key in self.table.keys().filter(|key| !known.contains(&&**key.get_ref())) {
             let near = nearest(key.get_ref(), known.iter().copied()).unwrap_or_default();
             let error = Diagnostic::new(format!("unknown key `{}{}`", self.path, key.get_ref()))
                 .note(format!("the nearest known key is `{}{near}`", self.path));
             self.add(key.span().start, error);
         }
-    }
-
-    fn number(&mut self, key: &'static str, number: &mut f64, wanted: &str, is_valid: impl Fn(f64) -> bool) {
-        let Some(value) = self.value(key) else { return };
-        let given = match value.get_ref() {
-            DeValue::Integer(given) => {
-                i64::from_str_radix(given.as_str(), given.radix()).ok().map(|given| given as f64)
-            }
-            DeValue::Float(given) => given.as_str().parse::<f64>().ok(),
-            _ => None,
-        };
-        match given.filter(|given| is_valid(*given)) {
-            Some(given) => *number = given,
-            None => self.refuse(key, value, wanted),
-        }
+        self.faults
     }
 
     fn value(&mut self, key: &'static str) -> Option<&'a Spanned<DeValue<'a>>> {
@@ -143,6 +74,57 @@ impl<'a> Section<'a> {
 
     fn add(&mut self, byte: usize, error: Diagnostic) {
         self.faults.push((byte, error.at(self.file.line(byte))));
+    }
+}
+
+impl Fields for Section<'_> {
+    fn text(&mut self, key: &'static str, text: &mut String) {
+        let Some(value) = self.value(key) else { return };
+        match value.get_ref() {
+            DeValue::String(given) => *text = given.to_string(),
+            _ => self.refuse(key, value, "a string"),
+        }
+    }
+
+    fn choice<T: Copy + PartialEq>(&mut self, key: &'static str, choices: &[(T, &str)], chosen: &mut T) {
+        let Some(value) = self.value(key) else { return };
+        let DeValue::String(given) = value.get_ref() else { return self.refuse(key, value, "a string") };
+        match choices.iter().find(|(_, name)| *name == given.as_ref()) {
+            Some((choice, _)) => *chosen = *choice,
+            None => {
+                let names: Vec<&str> = choices.iter().map(|(_, name)| *name).collect();
+                let message =
+                    format!("`{}{key}`: `{given}` is not known; there are {}", self.path, names.join(", "));
+                self.add(value.span().start, Diagnostic::new(message));
+            }
+        }
+    }
+
+    fn count(&mut self, key: &'static str, count: &mut u64) {
+        let mut number = 0.0;
+        let is_count = |number: f64| number >= 1.0 && number.fract() == 0.0 && number <= MOST;
+        self.number(key, &mut number, ("a whole number from 1", is_count));
+        if number > 0.0 {
+            *count = number as u64;
+        }
+    }
+
+    fn number(&mut self, key: &'static str, number: &mut f64, (wanted, is_valid): Range) {
+        let Some(value) = self.value(key) else { return };
+        let given = digits(value.get_ref()).and_then(|digits| digits.parse::<f64>().ok());
+        match given.filter(|given| is_valid(*given)) {
+            Some(given) => *number = given,
+            None => self.refuse(key, value, wanted),
+        }
+    }
+
+    fn table(&mut self, key: &'static str, visit: impl FnOnce(&mut Self)) {
+        let Some(value) = self.value(key) else { return };
+        let DeValue::Table(table) = value.get_ref() else { return self.refuse(key, value, "a table") };
+        let (path, faults) = (format!("{}{key}.", self.path), std::mem::take(&mut self.faults));
+        let mut section = Section { file: self.file, path, table, known: vec![], faults };
+        visit(&mut section);
+        self.faults = section.finish();
     }
 }
 

@@ -30,33 +30,29 @@ pub(super) fn parse(text: &str) -> Result<Algorithm, ValueError> {
 
 /// Returns an update rule as a user writes it: with the numbers and the words that are not its defaults.
 pub(in crate::config) fn short(mut algorithm: Algorithm) -> String {
-    let (mut default, words) = (algorithm.default_of(), algorithm.own_words());
-    let words = words.into_iter().map(|(name, word)| format!("{name}={word}"));
-    let numbers = algorithm.hyperparameters().into_iter().zip(default.hyperparameters());
-    let numbers = numbers.filter(|(own, default)| *own.value != *default.value);
-    let numbers = numbers.map(|(own, _)| format!("{}={:?}", own.name, own.value));
-    let settings: Vec<String> = numbers.chain(words).collect();
-    match settings.is_empty() {
-        true => algorithm.name().to_owned(),
-        false => format!("{}:{}", algorithm.name(), settings.join(",")),
-    }
+    let (name, mut default) = (algorithm.name(), algorithm.default_of());
+    let default: Vec<f64> = default.hyperparameters().iter().map(|number| *number.value).collect();
+    written(name, &mut algorithm, |at, number| number != default[at])
 }
 
 /// Writes an update rule so that [`parse`] reads it back: all its numbers, and its words that are not defaults.
 pub(super) fn serialize<S: Serializer>(algorithm: &Algorithm, serializer: S) -> Result<S::Ok, S::Error> {
-    let name = match algorithm {
-        // `sgd` with its momentum is the rule `momentum`.
-        Algorithm::Sgd { nesterov: false, .. } => "sgd",
-        Algorithm::Sgd { nesterov: true, .. }
-        | Algorithm::Adagrad { .. }
-        | Algorithm::Adafactor(_)
-        | Algorithm::Lion { .. }
-        | Algorithm::Adam { .. } => algorithm.name(),
-    };
+    // `sgd` with its momentum is the rule `momentum`.
+    let is_sgd = matches!(algorithm, Algorithm::Sgd { nesterov: false, .. });
+    let name = if is_sgd { "sgd" } else { algorithm.name() };
     let mut algorithm = *algorithm;
+    serializer.serialize_str(&written(name, &mut algorithm, |_, _| true))
+}
+
+/// The text of a rule with those of its numbers that are shown, by their places.
+fn written(name: &str, algorithm: &mut Algorithm, is_shown: impl Fn(usize, f64) -> bool) -> String {
     let words = algorithm.own_words().into_iter().map(|(name, word)| format!("{name}={word}"));
-    let numbers = algorithm.hyperparameters().into_iter();
-    let numbers = numbers.map(|number| format!("{}={:?}", number.name, number.value));
+    let numbers = algorithm.hyperparameters().into_iter().enumerate();
+    let numbers = numbers.filter(|(at, number)| is_shown(*at, *number.value));
+    let numbers = numbers.map(|(_, number)| format!("{}={:?}", number.name, number.value));
     let settings: Vec<String> = numbers.chain(words).collect();
-    serializer.collect_str(&format!("{name}:{}", settings.join(",")))
+    match settings.is_empty() {
+        true => name.to_owned(),
+        false => format!("{name}:{}", settings.join(",")),
+    }
 }

@@ -1,29 +1,16 @@
 //! `--group PATTERN:lr=FACTOR,weight-decay=X`, and the table `[[group]]` of a config file, which says the same.
 
 use ir::Diagnostic;
-use passes::optimizer::Group;
-use serde::Serializer;
 use toml::de::{DeTable, DeValue};
 
-use crate::config::file::describe;
+use crate::config::file::{describe, digits};
 use crate::config::nearest::nearest;
-use crate::config::value::ValueError;
 
 /// The name of the flag and of the table.
 pub(in crate::config) const KEY: &str = "group";
 
 const PATTERN: &str = "pattern";
 const SETTINGS: [&str; 2] = ["lr", "weight-decay"];
-
-/// Reads a group.
-pub(super) fn parse(text: &str) -> Result<Group, ValueError> {
-    text.parse::<Group>().map_err(ValueError::new)
-}
-
-/// Writes groups so that [`parse`] reads them back.
-pub(super) fn serialize<S: Serializer>(groups: &[Group], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(groups.iter().map(Group::to_string))
-}
 
 /// The value of the flag that means the same as a table. Errors: keys that are missing or that a group does not have; values of the wrong
 /// type.
@@ -47,15 +34,9 @@ pub(in crate::config) fn text_of(table: &DeTable<'_>) -> Result<String, Diagnost
     };
     let mut settings = Vec::new();
     for key in SETTINGS {
-        match table.get(key).map(|value| value.get_ref()) {
-            Some(DeValue::Integer(number)) => {
-                let decimal = i128::from_str_radix(number.as_str(), number.radix());
-                let decimal = decimal.map(|number| number.to_string());
-                settings.push(format!("{key}={}", decimal.unwrap_or_else(|_| number.as_str().to_owned())));
-            }
-            Some(DeValue::Float(number)) => settings.push(format!("{key}={}", number.as_str())),
-            Some(other) => return Err(wrong(key, "a number", other)),
-            None => {}
+        if let Some(value) = table.get(key) {
+            let number = digits(value.get_ref()).ok_or_else(|| wrong(key, "a number", value.get_ref()))?;
+            settings.push(format!("{key}={number}"));
         }
     }
     if settings.is_empty() {

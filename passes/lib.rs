@@ -48,7 +48,7 @@ pub mod stage;
 pub mod update;
 
 pub use arguments::{Arguments, Options};
-pub use manager::{Failure, Manager, Timing};
+pub use manager::{Failure, Manager, Runs, Timing};
 pub use pass::{PassContext, Transform};
 pub use pipeline::Pipeline;
 pub use registry::Pass;

@@ -5,9 +5,11 @@ use crate::pipeline::Pipeline;
 use crate::registry::Pass;
 use ir::{Diagnostic, Kernels, Module};
 use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The options of a run of a pipeline.
@@ -27,6 +29,23 @@ pub struct Manager {
     /// Whether the passes run as a trial, without verification: the program is only measured. For the program that is used, the passes run
     /// again and are verified.
     pub trial: bool,
+    /// The passes that have run.
+    pub runs: Runs,
+}
+
+/// The number of runs of each pass. A manager counts together with its clones and with its managers for trials.
+#[derive(Clone, Debug, Default)]
+pub struct Runs(Arc<Mutex<BTreeMap<&'static str, usize>>>);
+
+impl Runs {
+    /// Returns the number of runs of a pass.
+    pub fn of(&self, pass: &str) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(pass).copied().unwrap_or(0)
+    }
+
+    fn add(&self, pass: &'static str) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(pass).or_default() += 1;
+    }
 }
 
 /// The duration of a pass, without its verification.
@@ -102,6 +121,11 @@ impl From<&Failure> for Diagnostic {
 }
 
 impl Manager {
+    /// Returns a manager whose programs are only measured.
+    pub fn for_trials(&self) -> Self {
+        Self { trial: true, runs: self.runs.clone(), ..Self::default() }
+    }
+
     /// Runs the passes in order. After each pass, calls `after` with its number, from 0, and the pass.
     pub fn run(
         &self,
@@ -115,6 +139,7 @@ impl Manager {
             let before = self.keeps_before().then(|| module.clone());
             let start = Instant::now();
             let result = pass.run(module, cx);
+            self.runs.add(pass.name());
             timings.push(Timing { pass: pass.name(), time: start.elapsed() });
             let diagnostics = match result {
                 Ok(_) if self.trial => Ok(()),

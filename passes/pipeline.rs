@@ -12,6 +12,13 @@ pub struct Pipeline {
     pub passes: Vec<Pass>,
 }
 
+impl Pipeline {
+    /// Whether a pass of this name is among the passes.
+    pub fn has(&self, name: &str) -> bool {
+        self.passes.iter().any(|pass| pass.name() == name)
+    }
+}
+
 impl<P: Into<Pass>> From<P> for Pipeline {
     fn from(pass: P) -> Self {
         Self { passes: vec![pass.into()] }

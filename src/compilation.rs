@@ -1,5 +1,7 @@
 //! From a model file to the programs that train and evaluate it.
 
+mod trail;
+
 use crate::failure::Failure;
 use crate::fit::stages::{Attempt, fit};
 use crate::lowering::{self, Lowering};
@@ -9,17 +11,16 @@ use ir::analysis::indices::{Outside, of_inputs};
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
 use onnx::{ImportOptions, Imported, Model, StateDict};
 use passes::arguments::pattern::matches as fits;
-use passes::compress_activations::CompressActivations;
 use passes::evaluation::Evaluation;
 use passes::moe::Moe;
 use passes::offload::Offload;
-use passes::recompute::Recompute;
 use passes::reports::{ParameterReport, Reports, RowRole};
 use passes::stage::Stage;
 use passes::{Manager, PassContext, Pipeline, Timing, Transform};
 use program::{Target, UpdateTime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use trail::Trail;
 
 /// A model file with its imported program.
 #[derive(Clone, Debug)]
@@ -28,6 +29,7 @@ pub struct Source {
     pub model: Model,
     /// The program, at level `imported`, with the facts that the import found about its tensors.
     pub imported: Imported,
+    trail: Trail,
 }
 
 /// A model compiled up to its loss.
@@ -41,6 +43,8 @@ pub struct Forward {
     cx: PassContext,
     timings: Vec<Timing>,
     pipeline: Pipeline,
+    /// The place behind these passes.
+    trail: Trail,
 }
 
 /// A compiled model.
@@ -105,7 +109,12 @@ impl Source {
         if let Some(refusal) = &imported.untrainable {
             return Err(in_file(path, vec![refusal.clone()]).into());
         }
-        Ok(Self { model, imported })
+        Ok(Self { model, imported, trail: Trail::default() })
+    }
+
+    /// Lets all compilations of this source and of its clones share the passes before the first one whose options differ.
+    pub fn share_passes(&mut self) {
+        self.trail = Trail::begin();
     }
 
     /// The facts of the import that the passes and the user need.
@@ -141,7 +150,8 @@ impl Source {
         let mut module = self.imported.module.clone();
         let pipeline = plan.forward();
         let mut mixture = None;
-        let timings = run(manager, &pipeline, &mut module, &mut cx, |i, name, module| {
+        let mut trail = self.trail.clone();
+        let timings = trail.run(manager, &pipeline, &mut module, &mut cx, |i, name, module| {
             if name == Moe::NAME {
                 mixture = Some(module.clone());
             }
@@ -149,7 +159,7 @@ impl Source {
         })?;
         refuse_indices(&module)?;
         let state_dict = self.imported.state_dict.clone();
-        Ok(Forward { module, mixture, state_dict, cx, timings, pipeline })
+        Ok(Forward { module, mixture, state_dict, cx, timings, pipeline, trail })
     }
 
     /// Runs a pipeline on the imported program, and returns the resulting program.
@@ -192,14 +202,15 @@ impl Forward {
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Compilation, Failure> {
         plan.check_update()?;
-        let Self { module: forward, mixture, state_dict, cx, mut timings, pipeline } = self;
+        let Self { module: forward, mixture, state_dict, cx, mut timings, pipeline, trail } = self;
         let done = pipeline.passes.len();
         let attempt = |plan: CompilationPlan, stages| {
             let mut made = Attempt { plan, stages, module: forward.clone(), cx: cx.clone(), timings: vec![] };
             let rest = made.plan.training();
             let (module, cx) = (&mut made.module, &mut made.cx);
-            made.timings =
-                run(manager, &rest, module, cx, |i, name, module| after(done + i + 1, name, module))?;
+            made.timings = trail
+                .clone()
+                .run(manager, &rest, module, cx, |i, name, module| after(done + i + 1, name, module))?;
             Ok(made)
         };
         let Attempt { plan, stages, module, mut cx, timings: of_rest } = fit(plan, &forward, attempt)?;
@@ -231,44 +242,27 @@ impl Compilation {
         Lowering::new(manager, self.passes_run)
     }
 
-    /// Whether a pass of this name has run.
-    pub fn has_pass(&self, name: &str) -> bool {
-        self.pipeline.passes.iter().any(|pass| pass.name() == name)
-    }
-
-    /// Runs `recompute` on the step, after the passes that have run. The evaluation does not change: it has no backward phase.
+    /// Runs passes on the step, after the passes that have run. `offload` moves states, so the evaluation is then made again from the new
+    /// step: its states rest in the same memories. `after` sees the step after each pass.
     ///
     /// # Errors
     /// A program that the verifier refuses.
-    pub fn recompute(&mut self, manager: &Manager, options: Recompute) -> Result<(), Failure> {
-        self.reports.recomputed = self.run_on_step(manager, options.into())?.reports.recomputed;
-        Ok(())
-    }
-
-    /// Runs `compress_activations` on the step, after the passes that have run. The evaluation does not change.
-    ///
-    /// # Errors
-    /// A program that the verifier refuses.
-    pub fn compress_activations(
+    pub fn extend_step(
         &mut self,
         manager: &Manager,
-        options: CompressActivations,
+        passes: Pipeline,
+        mut after: impl FnMut(&str, &Module),
     ) -> Result<(), Failure> {
-        self.reports.compressed_activations =
-            self.run_on_step(manager, options.into())?.reports.compressed_activations;
-        Ok(())
-    }
-
-    /// Runs `offload` on the step, after the passes that have run. The evaluation is made again from the new step, so that its states rest
-    /// in the same memories.
-    ///
-    /// # Errors
-    /// A program that the verifier refuses.
-    pub fn offload(&mut self, manager: &Manager, options: Offload) -> Result<(), Failure> {
-        let mut cx = self.run_on_step(manager, options.into())?;
-        self.evaluation = self.training.clone();
-        run(manager, &Evaluation.into(), &mut self.evaluation, &mut cx, |_, _, _| {})?;
-        self.passes_run = cx.passes_run;
+        let (passes_run, reports) = (self.passes_run, self.reports.clone());
+        let mut cx = PassContext { passes_run, reports, ..self.tensors.context() };
+        let after = |_, pass: &str, module: &Module| after(pass, module);
+        self.timings.extend(run(manager, &passes, &mut self.training, &mut cx, after)?);
+        if passes.has(Offload::NAME) {
+            self.evaluation = self.training.clone();
+            run(manager, &Evaluation.into(), &mut self.evaluation, &mut cx, |_, _, _| {})?;
+        }
+        self.pipeline.passes.extend(passes.passes);
+        (self.passes_run, self.reports) = (cx.passes_run, cx.reports);
         Ok(())
     }
 
@@ -294,15 +288,6 @@ impl Compilation {
         self.pipeline.passes.extend(rewrites.passes);
         self.passes_run = cx.passes_run;
         Ok(())
-    }
-
-    /// Runs a pipeline on the step. Returns the reports of its passes.
-    fn run_on_step(&mut self, manager: &Manager, pipeline: Pipeline) -> Result<PassContext, Failure> {
-        let mut cx = PassContext { passes_run: self.passes_run, ..self.tensors.context() };
-        self.timings.extend(run(manager, &pipeline, &mut self.training, &mut cx, |_, _, _| {})?);
-        self.pipeline.passes.extend(pipeline.passes);
-        self.passes_run = cx.passes_run;
-        Ok(cx)
     }
 
     /// The warning for steps of several microbatches whose losses may not add up to the loss of the whole batch.

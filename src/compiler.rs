@@ -7,6 +7,7 @@
 //! 4. [`Step::lower`] makes the programs for the job's device.
 
 mod job;
+mod shared;
 mod short_evaluation;
 
 use crate::compilation::{self, Compilation, Source};
@@ -18,6 +19,7 @@ use ir::{Diagnostic, Module};
 pub use job::{Facts, Job, On};
 use onnx::Model;
 use passes::{Manager, Pass, Pipeline};
+pub use shared::Shared;
 pub use short_evaluation::ShortEvaluation;
 use std::collections::BTreeMap;
 
@@ -48,8 +50,13 @@ pub fn sizes_of(job: &Job, model: &Model) -> Result<BTreeMap<String, u64>, Diagn
 pub fn import(job: &Job) -> Result<(Source, BTreeMap<String, u64>), Failure> {
     let model = open(job)?;
     let sizes = sizes_of(job, &model)?;
-    sizes::require_bound(&model, &sizes).map_err(|error| error.at(job.model.display().to_string()))?;
-    Ok((Source::import(&job.model, model, &sizes)?, sizes))
+    Ok((import_with(job, model, &sizes)?, sizes))
+}
+
+/// Imports the opened model of a job. All its dims must have sizes.
+fn import_with(job: &Job, model: Model, sizes: &BTreeMap<String, u64>) -> Result<Source, Failure> {
+    sizes::require_bound(&model, sizes).map_err(|error| error.at(job.model.display().to_string()))?;
+    Source::import(&job.model, model, sizes)
 }
 
 /// Returns the passes that decide which tensors are parameters. If dims have no size, these are the passes that need none.

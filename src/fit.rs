@@ -1,17 +1,18 @@
 //! Programs that fit into memory.
 //!
-//! `--recompute`, `--offload` and the other flags of memory say what is done. Where the flags leave a choice open, a search decides:
+//! `--recompute`, `--offload` and the other flags of memory say what is done. Where the flags leave a choice open, a [`Search`] decides. It
+//! tries candidates until one fits. A [`Candidate`] has the options of the passes after the placed step. `measure` makes its step, predicts
+//! its time and lowers its programs. Two searches differ in the order of the candidates:
 //!
 //! - `recompute`: `--memory BYTES` has the cheapest recomputation that fits, with activations kept in few bits before any is computed again.
 //! - `tiers`: `--memory host=…,disk=…` and `--offload auto` choose the values that leave the device, as few as possible.
-//! - `stages` makes the stages of a pipeline again where their plans do not fit.
 //!
-//! A [`Candidate`] is a way to use the memories, and `measure` lowers candidates. `costs` has their predicted times. Where nothing fits,
-//! `cli/advice` tries other flags by the same steps.
+//! `stages` makes the stages of a pipeline again where their plans do not fit. Where nothing fits, `cli/advice` tries other flags by the same
+//! steps.
 
 mod costs;
 mod measure;
-pub mod recompute;
+mod recompute;
 pub(crate) mod stages;
 mod tiers;
 
@@ -24,10 +25,12 @@ use crate::training::Programs;
 pub use costs::seconds_of_copies;
 use ir::machine::{Cluster, Device, Node};
 use ir::{Diagnostic, Module};
-use passes::compress_activations::{self, CompressActivations};
+pub use measure::Lower;
+use measure::{Lowered, Measure, Tried};
+use passes::compress_activations::CompressActivations;
 use passes::offload::Offload;
 use passes::recompute::Recompute;
-use passes::{Manager, Transform};
+use passes::{Manager, Pass, Pipeline, Transform};
 use program::{Multiprocessors, Target};
 use program::{StagePrograms, UpdateTime};
 use std::fmt;
@@ -47,8 +50,8 @@ pub struct Conditions<'a> {
     pub node: &'a Node,
 }
 
-/// A way to use the memories.
-#[derive(Clone, Debug, PartialEq)]
+/// A way to use the memories: the options of the passes that run on a placed step, in their order, and the time of updates.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Candidate {
     /// The activations that are computed again.
     pub recompute: Option<Recompute>,
@@ -58,11 +61,16 @@ pub struct Candidate {
     pub offload: Option<Offload>,
     /// The time of updates.
     pub update: UpdateTime,
-    /// Predicted picoseconds of a step's copies, work on the host, repeated nodes and packing, if nothing runs beside them.
-    pub picoseconds: u64,
-    /// Bytes of the device that every program of the candidate needs: states that stay, values that live through the whole step, and
-    /// gradients that wait for the update.
-    pub least: u64,
+}
+
+impl Candidate {
+    /// The passes.
+    fn passes(&self) -> Pipeline {
+        let recompute = self.recompute.clone().map(Pass::from);
+        let compress = self.compress.clone().map(Pass::from);
+        let offload = self.offload.clone().map(Pass::from);
+        Pipeline { passes: recompute.into_iter().chain(compress).chain(offload).collect() }
+    }
 }
 
 /// Bytes that programs take of each memory.
@@ -93,12 +101,11 @@ impl Peaks {
 
     /// Whether they fit into these budgets.
     fn fit(&self, budgets: &Budgets) -> bool {
-        let fits = |own: u64, budget: Option<Budget>| budget.is_none_or(|Budget(bytes)| own <= bytes);
         let disk = match &budgets.disk {
-            Some(disk) => fits(self.disk, disk.bytes),
+            Some(disk) => is_within(self.disk, disk.bytes),
             None => self.disk == 0,
         };
-        fits(self.device, budgets.device) && fits(self.host, budgets.host) && disk
+        is_within(self.device, budgets.device) && is_within(self.host, budgets.host) && disk
     }
 }
 
@@ -109,12 +116,58 @@ pub struct Fit {
     pub candidate: Candidate,
     /// The bytes of its programs.
     pub peaks: Peaks,
+    /// Predicted picoseconds of a step's copies, work on the host, repeated nodes and packing, if nothing runs beside them.
+    pub picoseconds: u64,
     /// The number of programs that were lowered.
     pub tries: usize,
+    /// Further numbers of a search in which no value may leave the device.
+    pub on_device: Option<OnDevice>,
+}
+
+/// The numbers of a search in which no value may leave the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnDevice {
+    /// The budget, in bytes.
+    pub budget: u64,
+    /// Bytes of the program that keeps all activations.
+    pub unconstrained: u64,
+    /// Picoseconds of a microbatch's repeated nodes.
+    pub time: u64,
+    /// The Lagrangian bound in picoseconds: no choice of nodes that keeps as few bytes takes less.
+    pub least_time: u64,
 }
 
 impl fmt::Display for Fit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.on_device {
+            Some(numbers) => self.write_on_device(f, numbers),
+            None => self.write_places(f),
+        }
+    }
+}
+
+impl Fit {
+    /// Compares the program with the budget, and with the program that keeps all activations.
+    fn write_on_device(&self, f: &mut fmt::Formatter<'_>, numbers: &OnDevice) -> fmt::Result {
+        let OnDevice { budget, unconstrained, time, least_time } = *numbers;
+        let [budget, unconstrained, peak] = [budget, unconstrained, self.peaks.device].map(bytes);
+        let is_compressed = self.candidate.compress.is_some();
+        let forms = if is_compressed { "activations are compressed without loss, and " } else { "" };
+        if time == 0 {
+            return write!(f, "memory: {peak} of {budget}; {forms}nothing is computed again");
+        }
+        write!(
+            f,
+            "memory: {peak} of {budget}, {unconstrained} if all activations are kept; {forms}{:.3} ms of a microbatch are computed \
+             again, at least {:.3} ms ({} programs tried)",
+            time as f64 / 1e9,
+            least_time as f64 / 1e9,
+            self.tries
+        )
+    }
+
+    /// Tells the memories, and the values that rest in them.
+    fn write_places(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Peaks { device, host, disk, .. } = self.peaks;
         write!(f, "memory: {} on the device", bytes(device))?;
         for (size, place) in [(host, "on the host"), (disk, "on the disk")] {
@@ -143,7 +196,7 @@ impl fmt::Display for Fit {
         if self.candidate.update == UpdateTime::Early {
             f.write_str(", updates are early")?;
         }
-        let milliseconds = self.candidate.picoseconds as f64 / 1e9;
+        let milliseconds = self.picoseconds as f64 / 1e9;
         write!(
             f,
             "; at most {milliseconds:.1} ms of a step are predicted for it ({} programs tried)",
@@ -172,15 +225,15 @@ pub fn fit_memory(
     conditions: Conditions,
     after: impl FnMut(&str, &Module),
 ) -> Result<Option<String>, Failure> {
-    if let Some(tiers) = flags.tiers().filter(|tiers| !tiers.is_fixed()) {
-        if tiers.budgets == Budgets::default() {
-            let error = Diagnostic::new("--offload auto has no budget to fit");
-            return Err(error.note("give one, such as --memory device=8GiB,host=64GiB").into());
-        }
-        return Ok(Some(fit(compilation, manager, &tiers, conditions, after)?.to_string()));
+    let tiers = flags.tiers().unwrap_or_else(|| Tiers::within(flags.device_budget()));
+    if tiers.is_fixed() {
+        return Ok(None);
     }
-    let Some(budget) = flags.device_budget() else { return Ok(None) };
-    Ok(Some(recompute::fit(compilation, manager, budget, conditions, after)?.to_string()))
+    if tiers.budgets == Budgets::default() {
+        let error = Diagnostic::new("--offload auto has no budget to fit");
+        return Err(error.note("give one, such as --memory device=8GiB,host=64GiB").into());
+    }
+    Ok(Some(fit(compilation, manager, &tiers, conditions, after)?.to_string()))
 }
 
 /// Makes the programs of a compilation fit into the memories of a device and its host. `after` sees the step after each pass.
@@ -194,47 +247,86 @@ pub fn fit(
     conditions: Conditions,
     after: impl FnMut(&str, &Module),
 ) -> Result<Fit, Failure> {
+    let trial = manager.for_trials();
+    let mut lowered = Lowered::new(compilation, &trial, conditions);
+    let lower = &mut |step: Module, candidate: &Candidate| lowered.peaks(step, candidate);
+    let given = (&compilation.pipeline, compilation.update);
+    let found = search(&compilation.training, given, tiers, conditions, lower)?;
+    compilation.update = found.candidate.update;
+    compilation.extend_step(manager, found.candidate.passes(), after)?;
+    Ok(found)
+}
+
+/// Searches for the first candidate that fits, improved block by block and value by value. The passes of the `step`, and the time of its
+/// updates, are given. `lower` lowers the candidates.
+///
+/// # Errors
+/// Budgets that no candidate fits: the error has the bytes of the smallest candidate that was found.
+pub fn search<'a>(
+    step: &'a Module,
+    (given, update): (&'a Pipeline, UpdateTime),
+    tiers: &Tiers,
+    conditions: Conditions<'a>,
+    lower: Lower<'a>,
+) -> Result<Fit, Failure> {
     let mut tiers = tiers.clone();
     if tiers.budgets.disk.is_some() && tiers.budgets.host.is_none() {
         // The file takes the values for which the host of the machine has no room.
         tiers.budgets.host = Some(Budget(conditions.node.host_memory / conditions.node.devices.max(1)));
     }
-    let trial = Manager { trial: true, ..Manager::default() };
-    let found = tiers::Search::new(compilation, &trial, &tiers, conditions).run()?;
-    found.candidate.run_passes(compilation, manager, after)?;
-    Ok(found)
+    let may_leave = tiers.may_leave();
+    let measure = Measure::new(step, conditions, lower);
+    let mut search = Search { given, update, tiers, conditions, measure };
+    if may_leave { search.over_tiers() } else { search.on_device() }
 }
 
-impl Candidate {
+/// A search for a candidate that fits.
+struct Search<'a> {
+    /// The passes of the step.
+    given: &'a Pipeline,
+    /// The time of updates that is given.
+    update: UpdateTime,
+    tiers: Tiers,
+    conditions: Conditions<'a>,
+    measure: Measure<'a>,
+}
+
+impl Search<'_> {
     /// The candidate that changes nothing.
-    fn unchanged(update: UpdateTime) -> Self {
-        Self { recompute: None, compress: None, offload: None, update, picoseconds: 0, least: 0 }
+    fn unchanged(&self) -> Candidate {
+        Candidate { update: self.update, ..Candidate::default() }
     }
 
-    /// Runs the passes of the candidate on a compilation. `after` sees the step after each pass.
-    fn run_passes(
-        &self,
-        compilation: &mut Compilation,
-        manager: &Manager,
-        mut after: impl FnMut(&str, &Module),
-    ) -> Result<(), Failure> {
-        compilation.update = self.update;
-        if let Some(recompute) = &self.recompute {
-            compilation.recompute(manager, recompute.clone())?;
-            after(Recompute::NAME, &compilation.training);
+    /// The forms in which activations may be kept without loss; `None` if the flags decide the forms, or if no activation has such a form.
+    fn forms(&mut self) -> Result<Option<CompressActivations>, Failure> {
+        if self.given.has(CompressActivations::NAME) || self.tiers.budgets.device.is_none() {
+            return Ok(None);
         }
-        // All activations that have such a form may already be computed again.
-        let has_form = |forms: &&CompressActivations| {
-            !compress_activations::decide(&compilation.training, forms).is_empty()
-        };
-        if let Some(compress) = self.compress.as_ref().filter(has_form) {
-            compilation.compress_activations(manager, compress.clone())?;
-            after(CompressActivations::NAME, &compilation.training);
-        }
-        if let Some(offload) = &self.offload {
-            compilation.offload(manager, offload.clone())?;
-            after(Offload::NAME, &compilation.training);
-        }
-        Ok(())
+        let compress = Some(CompressActivations::LOSSLESS);
+        let made = self.measure.made(&Candidate { compress: compress.clone(), ..self.unchanged() })?;
+        Ok(compress.filter(|_| made.is_compressed()))
     }
+
+    /// Whether a program fits, if all its states on the host move into the file.
+    fn fits(&self, tried: &Tried) -> bool {
+        let Peaks { device, host, host_states, .. } = tried.peaks;
+        let to_file = if self.tiers.budgets.disk.is_some() { host_states } else { 0 };
+        is_within(device, self.tiers.budgets.device)
+            && is_within(host.saturating_sub(to_file), self.tiers.budgets.host)
+    }
+
+    /// The result for a candidate.
+    fn found(&mut self, tried: Tried, on_device: Option<OnDevice>) -> Result<Fit, Failure> {
+        let Tried { mut candidate, peaks, .. } = tried;
+        let made = self.measure.made(&candidate)?;
+        // All activations that have a form without loss may already be computed again.
+        candidate.compress = candidate.compress.filter(|_| made.is_compressed());
+        let (picoseconds, tries) = (made.picoseconds, self.measure.tried.len());
+        Ok(Fit { candidate, peaks, picoseconds, tries, on_device })
+    }
+}
+
+/// Whether bytes are within a budget.
+fn is_within(bytes: u64, budget: Option<Budget>) -> bool {
+    budget.is_none_or(|Budget(most)| bytes <= most)
 }

@@ -16,7 +16,7 @@ use program::simulator::SimulatedStep;
 
 use super::compile::{Compile, Ready};
 use super::resuming::Continued;
-use crate::compiler::Stopped;
+use crate::compiler::{Shared, Stopped};
 use crate::config::memory::{Budget, Budgets};
 use crate::config::{RecomputeChoice, Settings};
 use crate::failure::Failure;
@@ -86,7 +86,7 @@ impl Compile {
     /// The runs that fit, and the number of changes that were not tried.
     fn rows(&self, room: Room, unfit: &Unfit, device: &Chosen) -> (Vec<Row>, usize) {
         let started = Instant::now();
-        let (mut rows, mut left): (Vec<Row>, usize) = (vec![], 0);
+        let (mut rows, mut left, mut shared): (Vec<Row>, usize, _) = (vec![], 0, Shared::default());
         let flags = &self.settings.compile;
         let hopeless =
             |changes: &[Change]| least(changes, unfit, flags, room.is_shared_with_host) > room.device;
@@ -103,7 +103,7 @@ impl Compile {
                 left += 1;
                 continue;
             }
-            rows.extend(self.row(changes, room, device));
+            rows.extend(self.row(changes, room, device, &mut shared));
         }
         (rows, left)
     }
@@ -125,7 +125,7 @@ impl Compile {
     }
 
     /// Compiles the run with some changes. `None` if it is refused, or does not fit.
-    fn row(&self, changes: Vec<Change>, room: Room, device: &Chosen) -> Option<Row> {
+    fn row(&self, changes: Vec<Change>, room: Room, device: &Chosen, shared: &mut Shared) -> Option<Row> {
         let mut changed = self.clone();
         let flags = &mut changed.settings.compile;
         changes.iter().for_each(|change| change.apply(flags));
@@ -138,7 +138,8 @@ impl Compile {
         if !changed.settings.check().is_empty() {
             return None;
         }
-        let ready = changed.trial().compile(device, Continued::anew(global_batch)).ok()?;
+        let continued = Continued::anew(global_batch);
+        let ready = changed.trial().compile_sharing(device, continued, Some(shared)).ok()?;
         // The statistics of a batch norm, and some losses, are those of a microbatch.
         let of_microbatch = |node: &Node| matches!(node.op, Op::BatchStatistics(_));
         let RunJob { compilation, programs, .. } = ready.last();

@@ -18,7 +18,7 @@ use train::Surroundings;
 use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning, Continued};
 use crate::compilation::Source;
-use crate::compiler::{self, Facts, Forward, Job, Lowered, Stopped};
+use crate::compiler::{self, Facts, Forward, Job, Lowered, Shared, Stopped};
 use crate::config::{DataSource, LabelsFrom, Length, Settings, Tokenizer};
 use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
@@ -333,11 +333,24 @@ impl Compile {
 
     /// Compiles each job of the run once.
     pub(super) fn compile(&self, device: &Chosen, continued: Continued) -> Result<Ready, Stopped> {
+        self.compile_sharing(device, continued, None)
+    }
+
+    /// As [`Self::compile`]. The run shares the parts of its compilation with other runs of a search.
+    pub(super) fn compile_sharing(
+        &self,
+        device: &Chosen,
+        continued: Continued,
+        shared: Option<&mut Shared>,
+    ) -> Result<Ready, Stopped> {
         let mut planned = self.jobs(device, continued)?;
         let first = &planned[0].1;
         let mut manager = self.settings.look.manager()?;
         manager.fault_reproducer = Some(self.reproducer());
-        let forward = compiler::forward(first, compiler::import(first)?, &manager, &mut |_, _, _| {})?;
+        let forward = match shared {
+            Some(shared) => shared.forward(first, &manager)?,
+            None => compiler::forward(first, compiler::import(first)?, &manager, &mut |_, _, _| {})?,
+        };
         let microbatches = forward.microbatches(first)?;
         let mut training = self.open_data(&forward, microbatches, continued)?;
         let mut short = None;

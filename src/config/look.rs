@@ -34,8 +34,7 @@ impl Look {
             print_changed: self.print_changed,
             dump: self.dump.clone(),
             reproducer: self.dump.clone(),
-            fault_reproducer: None,
-            trial: false,
+            ..Manager::default()
         })
     }
 }

@@ -66,6 +66,17 @@ pub struct Tiers {
 }
 
 impl Tiers {
+    /// A budget of the device alone, which no value leaves.
+    pub fn within(device: Option<u64>) -> Self {
+        let budgets = Budgets { device: device.map(Budget), ..Budgets::default() };
+        Self { offload: Offload::default(), is_open: false, budgets }
+    }
+
+    /// Whether values may leave the device.
+    pub fn may_leave(&self) -> bool {
+        self.is_open || self.offload.classes != Classes::NONE
+    }
+
     /// Whether the classes alone decide which values leave the device, because no program has to fit a budget.
     pub fn is_fixed(&self) -> bool {
         !self.is_open && self.budgets == Budgets::default()

@@ -1,20 +1,9 @@
 //! The costs of a candidate: predicted times, and the bytes of the device that every plan needs.
 
-use crate::failure::Failure;
-use ir::machine::{Device, Node};
+use ir::machine::Node;
 use ir::{Module, Op, Phase, Tier};
-use passes::compress_activations::{self, CompressActivations};
-use passes::offload::Offload;
 use passes::recompute::Recompute;
 use program::UpdateTime;
-
-/// The step with values in other memories than the device's.
-pub(super) fn offloaded(module: &Module, options: &Offload) -> Result<Module, Failure> {
-    let mut module = module.clone();
-    let decision = passes::offload::decide(&module, options);
-    passes::offload::apply(&mut module, options, &decision)?;
-    Ok(module)
-}
 
 /// Predicted seconds of a step's copies over the link to the host, and to and from the file.
 pub fn seconds_of_copies(module: &Module, microbatches: u64, node: &Node) -> [f64; 2] {
@@ -63,22 +52,4 @@ pub(super) fn least_of_device(module: &Module, update: UpdateTime) -> u64 {
 pub(super) fn price_of_copies(node: &Node) -> Recompute {
     let picoseconds_of_kib = 2.0 * 1024.0 / node.host_link.rate() * 1e12;
     Recompute { price: picoseconds_of_kib as u64, ..Recompute::FULL.on(&node.device) }
-}
-
-/// The step with activations in fewer bytes, and the predicted picoseconds of a microbatch's packing: the saved bytes are read once in
-/// forward and written once in backward. `None` if no activation has such a form.
-pub(super) fn compressed(
-    module: &Module,
-    options: &CompressActivations,
-    device: &Device,
-) -> Result<Option<(Module, u64)>, Failure> {
-    let decision = compress_activations::decide(module, options);
-    if decision.is_empty() {
-        return Ok(None);
-    }
-    let mut smaller = module.clone();
-    compress_activations::apply(&mut smaller, &decision)?;
-    let [before, after] = [module, &smaller].map(compress_activations::kept_bytes);
-    let seconds = 2.0 * before.saturating_sub(after) as f64 / device.memory_rate();
-    Ok(Some((smaller, (seconds * 1e12) as u64)))
 }

@@ -6,18 +6,15 @@
 //! into all memories. Then as few activations as possible are computed again, and as many activations and states as fit stay on the device,
 //! value by value.
 
-use super::measure::Measure;
-use super::recompute::one_by_one;
-use super::{Candidate, Conditions, Fit, Peaks, costs};
-use crate::compilation::Compilation;
-use crate::config::memory::{Budget, Budgets, Tiers};
+use super::measure::Tried;
+use super::{Candidate, Conditions, Fit, Peaks, Search, costs};
+use crate::config::memory::Budget;
 use crate::failure::Failure;
 use crate::inspection::units::bytes;
-use ir::{Diagnostic, Module};
-use passes::compress_activations::CompressActivations;
+use ir::Diagnostic;
+use passes::Transform;
 use passes::offload::{Classes, Offload};
-use passes::recompute::{Choices, Recompute};
-use passes::{Manager, Transform};
+use passes::recompute::Recompute;
 use program::UpdateTime;
 
 /// The most programs with which a choice of values is improved.
@@ -26,103 +23,83 @@ const TRIES: usize = 4;
 /// A budget is used well enough if at most one part in `NEAR` of it is unused.
 const NEAR: u64 = 64;
 
-/// A candidate and the bytes of its programs.
-type Found = (Candidate, Peaks);
-
-/// The search for a candidate that fits.
-pub(super) struct Search<'a> {
-    compilation: &'a Compilation,
-    tiers: &'a Tiers,
-    conditions: Conditions<'a>,
-    measure: Measure<'a>,
+/// A candidate with its costs before it is lowered.
+struct Priced {
+    candidate: Candidate,
+    /// The predicted picoseconds of its step.
+    picoseconds: u64,
+    /// Bytes of the device that every program of the candidate needs: states that stay, values that live through the whole step, and
+    /// gradients that wait for the update.
+    least: u64,
 }
 
-impl<'a> Search<'a> {
-    pub(super) fn new(
-        compilation: &'a Compilation,
-        manager: &'a Manager,
-        tiers: &'a Tiers,
-        conditions: Conditions<'a>,
-    ) -> Self {
-        let measure = Measure::new(compilation, manager, conditions);
-        Self { compilation, tiers, conditions, measure }
-    }
-
-    /// The first candidate that fits, improved value by value. Errors: no candidate fits.
-    pub(super) fn run(&mut self) -> Result<Fit, Failure> {
-        let mut smallest: Option<(Candidate, Peaks)> = None;
+impl Search<'_> {
+    /// Finds the first candidate that fits, and improves it value by value.
+    pub(super) fn over_tiers(&mut self) -> Result<Fit, Failure> {
+        let mut smallest: Option<Tried> = None;
         let (mut failed, mut least): (Vec<Candidate>, u64) = (vec![], u64::MAX);
-        for candidate in self.candidates()? {
-            let is_hopeless = self.tiers.budgets.device.is_some_and(|Budget(bytes)| candidate.least > bytes);
-            if is_hopeless || failed.iter().any(|failed| candidate.takes_as_much(failed)) {
-                least = least.min(candidate.least);
+        for Priced { candidate, least: own, .. } in self.candidates()? {
+            if own > self.device_budget() || failed.iter().any(|failed| candidate.takes_as_much(failed)) {
+                least = least.min(own);
                 continue;
             }
-            let (candidate, peaks) = self.settled(candidate)?;
-            if peaks.fit(&self.tiers.budgets) {
-                let candidate = self.priced(candidate)?;
-                return Ok(Fit { candidate, peaks, tries: self.measure.tries });
-            }
-            if smallest.as_ref().is_none_or(|(_, known)| peaks.device < known.device) {
-                smallest = Some((candidate.clone(), peaks));
+            let tried = self.settled(&candidate)?;
+            if tried.peaks.fit(&self.tiers.budgets) {
+                return self.found(tried, None);
             }
             // A candidate that fits the device but not the host says nothing about candidates that leave less on the host.
-            if self.tiers.budgets.device.is_some_and(|Budget(bytes)| peaks.device > bytes) {
-                failed.push(candidate);
+            if tried.peaks.device > self.device_budget() {
+                failed.push(tried.candidate.clone());
+            }
+            if smallest.as_ref().is_none_or(|known| tried.peaks.device < known.peaks.device) {
+                smallest = Some(tried);
             }
         }
-        Err(self.too_small(smallest, least).into())
+        Err(self.no_program_fits(smallest, least).into())
     }
 
     /// All candidates, by rising time.
-    fn candidates(&self) -> Result<Vec<Candidate>, Failure> {
+    fn candidates(&mut self) -> Result<Vec<Priced>, Failure> {
         let mut all = vec![];
+        let forms = self.forms()?;
         for recompute in [None].into_iter().chain(self.prices(true).into_iter().map(Some)) {
-            let (repeated, time) = self.repeated(recompute.as_ref())?;
-            let forms = self.forms();
-            if let Some((smaller, packing)) = self.compressed(&repeated, forms.as_ref())? {
-                let time = time.saturating_add(packing);
-                all.extend(self.candidates_of(&smaller, time, (recompute.as_ref(), forms.as_ref()))?);
+            for compress in forms.iter().cloned().map(Some).chain([None]) {
+                for classes in self.class_sets() {
+                    let is_tried = |options: &Recompute| self.prices(classes.activations).contains(options);
+                    if !recompute.as_ref().is_none_or(is_tried) {
+                        continue;
+                    }
+                    let offload = Offload { classes, ..self.tiers.offload.clone() };
+                    let offload = Some(offload).filter(|_| classes != Classes::NONE);
+                    let (recompute, compress) = (recompute.clone(), compress.clone());
+                    let candidate = Candidate { recompute, compress, offload, ..self.unchanged() };
+                    all.extend(self.priced(&candidate)?);
+                }
             }
-            all.extend(self.candidates_of(&repeated, time, (recompute.as_ref(), None))?);
         }
-        all.sort_by_key(|candidate| (candidate.update == UpdateTime::Early, candidate.picoseconds));
+        all.sort_by_key(|priced| (priced.candidate.update == UpdateTime::Early, priced.picoseconds));
         Ok(all)
     }
 
-    /// The candidates for a step in which some nodes are repeated and some activations are compressed, which takes this number of
-    /// picoseconds.
-    fn candidates_of(
-        &self,
-        module: &Module,
-        time: u64,
-        (recompute, compress): (Option<&Recompute>, Option<&CompressActivations>),
-    ) -> Result<Vec<Candidate>, Failure> {
-        let is_tried = |classes: &Classes| {
-            recompute.is_none_or(|options| self.prices(classes.activations).contains(options))
-        };
-        let mut all = vec![];
-        for classes in self.class_sets().into_iter().filter(is_tried) {
-            let offload = Offload { classes, ..self.tiers.offload.clone() };
-            let step = costs::offloaded(module, &offload)?;
-            let candidate = |update| Candidate {
-                recompute: recompute.cloned(),
-                compress: compress.cloned(),
-                offload: (classes != Classes::NONE).then(|| offload.clone()),
-                update,
-                picoseconds: time.saturating_add(self.beside(&step)),
-                least: costs::least_of_device(&step, update),
-            };
-            all.extend(self.update_times().into_iter().map(candidate));
+    /// A candidate at each possible time of updates. None, if no activation has the candidate's forms.
+    fn priced(&mut self, candidate: &Candidate) -> Result<Vec<Priced>, Failure> {
+        let made = self.measure.made(candidate)?;
+        if candidate.compress.is_some() && !made.is_compressed() {
+            return Ok(vec![]);
         }
-        Ok(all)
+        let priced = |update| Priced {
+            candidate: Candidate { update, ..candidate.clone() },
+            picoseconds: made.picoseconds,
+            least: costs::least_of_device(&made.step, update),
+        };
+        Ok(self.update_times().into_iter().map(priced).collect())
     }
 
     /// The prices of kept bytes that are tried first, in ascending order; none if the flags decide the recomputation. The price of copies
     /// is added if activations may leave the device.
     fn prices(&self, may_leave: bool) -> Vec<Recompute> {
         let Conditions { node, .. } = self.conditions;
-        if self.tiers.budgets.device.is_none() || self.compilation.has_pass(Recompute::NAME) {
+        if self.tiers.budgets.device.is_none() || self.given.has(Recompute::NAME) {
             return vec![];
         }
         let mut prices = vec![Recompute::SELECTIVE.on(&node.device)];
@@ -131,13 +108,6 @@ impl<'a> Search<'a> {
         prices.dedup();
         prices.push(Recompute::FULL.on(&node.device));
         prices
-    }
-
-    /// The forms in which activations may be kept without loss; `None` if the flags decide the forms.
-    fn forms(&self) -> Option<CompressActivations> {
-        let is_open =
-            self.tiers.budgets.device.is_some() && !self.compilation.has_pass(CompressActivations::NAME);
-        is_open.then_some(CompressActivations::LOSSLESS)
     }
 
     /// The sets of classes that may leave the device.
@@ -159,144 +129,87 @@ impl<'a> Search<'a> {
 
     /// The possible times of updates. Early updates are possible only if nothing waits for all gradients.
     fn update_times(&self) -> Vec<UpdateTime> {
-        let given = self.compilation.update;
+        let given = self.update;
         let may_be_early = given == UpdateTime::Late
             && self.conditions.may_update_early
             && self.conditions.microbatches == 1;
         [given].into_iter().chain(may_be_early.then_some(UpdateTime::Early)).collect()
     }
 
-    /// The step with its repeated nodes, and the predicted picoseconds of these nodes.
-    fn repeated(&self, recompute: Option<&Recompute>) -> Result<(Module, u64), Failure> {
-        let mut module = self.compilation.training.clone();
-        let Some(options) = recompute else { return Ok((module, 0)) };
-        let decision = Choices::of(&module, &options.rates()).decide(options);
-        passes::recompute::apply(&mut module, &decision)?;
-        Ok((module, decision.picoseconds().saturating_mul(self.conditions.microbatches)))
-    }
-
-    /// Predicted picoseconds of the copies of a step, and of its work on the host.
-    fn beside(&self, module: &Module) -> u64 {
-        let Conditions { microbatches, node, .. } = self.conditions;
-        let [link, disk] = costs::seconds_of_copies(module, microbatches, node);
-        ((link + disk + costs::seconds_on_host(module, node)) * 1e12) as u64
-    }
-
-    /// The step with activations in fewer bytes, and the predicted picoseconds of their packing. `None` if no activation has such a form.
-    fn compressed(
-        &self,
-        module: &Module,
-        forms: Option<&CompressActivations>,
-    ) -> Result<Option<(Module, u64)>, Failure> {
-        let Some(forms) = forms else { return Ok(None) };
-        let compressed = costs::compressed(module, forms, &self.conditions.node.device)?;
-        Ok(compressed.map(|(module, time)| (module, time.saturating_mul(self.conditions.microbatches))))
-    }
-
-    /// A candidate with the predicted picoseconds of its final choices, and without forms that no kept activation has.
-    fn priced(&self, mut candidate: Candidate) -> Result<Candidate, Failure> {
-        let (mut module, mut time) = self.repeated(candidate.recompute.as_ref())?;
-        match self.compressed(&module, candidate.compress.as_ref())? {
-            Some((smaller, packing)) => (module, time) = (smaller, time.saturating_add(packing)),
-            None => candidate.compress = None,
-        }
-        let step =
-            candidate.offload.as_ref().map(|offload| costs::offloaded(&module, offload)).transpose()?;
-        candidate.picoseconds = time.saturating_add(step.map_or(0, |step| self.beside(&step)));
-        Ok(candidate)
+    /// Bytes that the programs may take on the device.
+    pub(super) fn device_budget(&self) -> u64 {
+        self.tiers.budgets.device.map_or(u64::MAX, |Budget(bytes)| bytes)
     }
 
     /// Reduces the repeated nodes and the copies of a candidate. First, as few activations as possible are computed again; then as many of
     /// them as fit stay on the device, and then as many states. States for which the host has no room go into the file. If activations take
     /// room that states need, the states come first.
-    fn settled(&mut self, candidate: Candidate) -> Result<Found, Failure> {
-        let peaks = self.measure.candidate(&candidate)?;
-        if self.tiers.budgets.device.is_some_and(|Budget(bytes)| peaks.device > bytes) {
-            return Ok((candidate, peaks));
+    fn settled(&mut self, candidate: &Candidate) -> Result<Tried, Failure> {
+        let first = self.measure.tried(candidate)?;
+        if first.peaks.device > self.device_budget() {
+            return Ok(first);
         }
-        let first = (candidate, peaks);
         let less = self.less_repeated(first.clone())?;
         let stayed = self.with_most(less, |offload, _, bytes| {
             offload.stay = bytes;
             offload.classes.activations
         })?;
-        let is_changed = stayed.0 != first.0;
+        let is_changed = stayed.candidate != first.candidate;
         let settled = self.with_states(stayed)?;
-        if settled.1.fit(&self.tiers.budgets) || !is_changed {
+        if settled.peaks.fit(&self.tiers.budgets) || !is_changed {
             return Ok(settled);
         }
         self.with_states(first)
     }
 
     /// A candidate with as many states on the device as fit, and then as many of the others on the host.
-    fn with_states(&mut self, found: Found) -> Result<Found, Failure> {
-        let (candidate, peaks) = self.with_most(found, |offload, peaks, bytes| {
+    fn with_states(&mut self, found: Tried) -> Result<Tried, Failure> {
+        let most = self.with_most(found, |offload, peaks, bytes| {
             offload.keep = bytes;
             peaks.host_states > 0
         })?;
-        self.within_host(candidate, peaks)
+        self.within_host(most)
     }
 
-    /// Whether a program fits if all its states on the host move into the file.
-    fn fits_with_file(&self, peaks: &Peaks) -> bool {
-        let Budgets { device, host, disk } = &self.tiers.budgets;
-        let fits = |own: u64, budget: &Option<Budget>| budget.is_none_or(|Budget(bytes)| own <= bytes);
-        let to_file = if disk.is_some() { peaks.host_states } else { 0 };
-        fits(peaks.device, device) && fits(peaks.host.saturating_sub(to_file), host)
-    }
-
-    /// A candidate that repeats as little as fits. The search goes block by block, between the candidate's price and the next lower price,
-    /// which does not fit.
-    fn less_repeated(&mut self, (candidate, peaks): Found) -> Result<Found, Failure> {
-        let Some(highest) = candidate.recompute.clone().filter(|_| self.fits_with_file(&peaks)) else {
-            return Ok((candidate, peaks));
+    /// A candidate that repeats as little as fits. The search goes block by block, between the candidate's price and the next lower price.
+    fn less_repeated(&mut self, found: Tried) -> Result<Tried, Failure> {
+        let Some(highest) = found.candidate.recompute.clone().filter(|_| self.fits(&found)) else {
+            return Ok(found);
         };
-        let may_leave = candidate.offload.as_ref().is_some_and(|offload| offload.classes.activations);
+        let may_leave = found.candidate.offload.as_ref().is_some_and(|offload| offload.classes.activations);
         let lower = self.prices(may_leave).into_iter().rfind(|options| options.price < highest.price);
         let lowest = lower.unwrap_or(Recompute { price: 0, ..highest.clone() });
-        let choices = Choices::of(&self.compilation.training, &highest.rates());
-        let options = one_by_one(&choices.prices(&lowest, &highest));
-        let (mut below, mut above, mut found) = (0, options.len() - 1, (candidate, peaks));
-        for _ in 0..TRIES {
-            if above <= below + 1 {
-                break;
-            }
-            let middle = below + (above - below) / 2;
-            let tried = Candidate { recompute: Some(options[middle].clone()), ..found.0.clone() };
-            let peaks = self.measure.candidate(&tried)?;
-            if self.fits_with_file(&peaks) {
-                (above, found) = (middle, (tried, peaks));
-            } else {
-                below = middle;
-            }
-        }
-        Ok(found)
+        let prices = self.measure.choices().prices(&lowest, &highest);
+        let fitting = self.repeating(&found.candidate, &highest)?;
+        let least = self.first_that_fits(&found.candidate, &prices, Some(fitting))?;
+        Ok(least.map_or(found, |(tried, _)| tried))
     }
 
     /// A candidate with as many bytes on the device as fit. `stay` keeps that number of bytes on the device; it returns `false` if no value
     /// is left that could stay.
     fn with_most(
         &mut self,
-        mut found: Found,
+        mut found: Tried,
         stay: impl Fn(&mut Offload, &Peaks, u64) -> bool,
-    ) -> Result<Found, Failure> {
+    ) -> Result<Tried, Failure> {
         let Some(Budget(budget)) = self.tiers.budgets.device else { return Ok(found) };
-        let (mut most, mut more) = (0, budget.saturating_sub(found.1.device));
+        let (mut most, mut more) = (0, budget.saturating_sub(found.peaks.device));
         for _ in 0..TRIES {
-            let (mut tried, known) = found.clone();
-            if more == 0 || !tried.offload.as_mut().is_some_and(|offload| stay(offload, &known, most + more))
-            {
+            let (mut candidate, known) = (found.candidate.clone(), found.peaks);
+            let has_more =
+                candidate.offload.as_mut().is_some_and(|offload| stay(offload, &known, most + more));
+            if more == 0 || !has_more {
                 break;
             }
-            let peaks = self.measure.candidate(&tried)?;
-            match peaks.device.checked_sub(budget).filter(|&excess| excess > 0) {
+            let tried = self.measure.tried(&candidate)?;
+            match tried.peaks.device.checked_sub(budget).filter(|&excess| excess > 0) {
                 Some(excess) => more = more.saturating_sub(excess.max(more / 8)),
                 // Either no more values can stay, or the added values are not alive at the position where the host is fullest.
-                None if peaks.host >= known.host => break,
+                None if tried.peaks.host >= known.host => break,
                 None => {
                     most += more;
-                    more = budget - peaks.device;
-                    found = (tried, peaks);
+                    more = budget - tried.peaks.device;
+                    found = tried;
                     if more < budget / NEAR {
                         break;
                     }
@@ -307,26 +220,28 @@ impl<'a> Search<'a> {
     }
 
     /// Moves states from the host into the file, as many as the budget of the host requires.
-    fn within_host(&mut self, mut candidate: Candidate, mut peaks: Peaks) -> Result<Found, Failure> {
+    fn within_host(&mut self, mut found: Tried) -> Result<Tried, Failure> {
         let Some((Budget(budget), _)) = self.tiers.budgets.host.zip(self.tiers.budgets.disk.as_ref()) else {
-            return Ok((candidate, peaks));
+            return Ok(found);
         };
         for _ in 0..TRIES {
-            let Some(offload) = candidate.offload.as_mut().filter(|_| peaks.host > budget) else { break };
-            let states = offload.host.unwrap_or(peaks.host_states).min(peaks.host_states);
+            let Peaks { host, host_states, .. } = found.peaks;
+            let Some(offload) = found.candidate.offload.as_mut().filter(|_| host > budget) else { break };
+            let states = offload.host.unwrap_or(host_states).min(host_states);
             if states == 0 {
                 break;
             }
-            offload.host = Some(states.saturating_sub(peaks.host - budget));
-            peaks = self.measure.candidate(&candidate)?;
+            offload.host = Some(states.saturating_sub(host - budget));
+            found = self.measure.tried(&found.candidate)?;
         }
-        Ok((candidate, peaks))
+        Ok(found)
     }
 
-    fn too_small(&self, smallest: Option<(Candidate, Peaks)>, least: u64) -> Diagnostic {
+    /// The error for budgets that no candidate fits.
+    fn no_program_fits(&self, smallest: Option<Tried>, least: u64) -> Diagnostic {
         let error =
             Diagnostic::new(format!("--memory {}: no program that was found fits", self.tiers.budgets));
-        let Some((candidate, peaks)) = smallest else {
+        let Some(Tried { candidate, peaks, .. }) = smallest else {
             return error.note(format!("states and gradients alone take {} on the device", bytes(least)));
         };
         let accepted = |bytes: u64| Budget(bytes).rounded_up();

@@ -19,6 +19,7 @@ mod precision;
 mod published_steps;
 mod ranks;
 mod recompute;
+mod searches;
 mod sharding;
 mod skipped_steps;
 mod tiers;

@@ -11,10 +11,9 @@ use passes::precision::Precision;
 use passes::recompute::Recompute;
 use program::Multiprocessors;
 use testing::models::{self, Fixture, adamw, done, split};
-use trainyard::config::memory::Budget;
+use trainyard::config::memory::{Budget, Tiers};
 use trainyard::failure::Failure;
-use trainyard::fit::Conditions;
-use trainyard::fit::recompute::{self, Fit};
+use trainyard::fit::{self, Conditions, Fit, OnDevice, Peaks};
 use trainyard::pipeline::CompilationPlan;
 use trainyard::training::Programs;
 use trainyard::verification::execute::{Machine, Tensors};
@@ -126,6 +125,11 @@ fn named_budget(failure: &Failure) -> u64 {
     .0
 }
 
+/// The numbers of a search in which no value may leave the device.
+fn numbers(fit: &Fit) -> OnDevice {
+    fit.on_device.expect("no value may leave the device")
+}
+
 /// Makes GPT-2 fit a budget. Returns the bytes of its program, and the number of its copies.
 fn fit(budget: u64) -> Result<(Fit, u64, usize), Failure> {
     fit_model(&models::GPT2_DYNAMO, SAMPLES, budget)
@@ -137,8 +141,12 @@ fn fit_model(fixture: &Fixture, samples: u64, budget: u64) -> Result<(Fit, u64, 
     let (target, multiprocessors) = (cpu::TARGET, Multiprocessors::default());
     let node = &machine::Node::of_device(&Preset::Cpu.device());
     let conditions = Conditions { microbatches: 1, target, multiprocessors, may_update_early: false, node };
-    let fit = recompute::fit(&mut subject.compilation, &Manager::default(), budget, conditions, |_, _| {});
-    fit.map(|fit| (fit, peak(&subject), copies(&subject.compilation.training)))
+    let tiers = Tiers::within(Some(budget));
+    let fit = fit::fit(&mut subject.compilation, &Manager::default(), &tiers, conditions, |_, _| {})?;
+    let programs = done(Programs::lower(&subject.compilation, 1, target));
+    assert_eq!(fit.peaks, Peaks::of(&programs), "{fit}");
+    let copies = copies(&subject.compilation.training);
+    Ok((fit, programs.peak(), copies))
 }
 
 #[test]
@@ -149,9 +157,10 @@ fn every_budget_between_the_smallest_and_the_largest_program_is_kept() {
     for share in 0..=4 {
         let budget = smallest + (all - smallest) * share / 4;
         let (fit, peak, copies) = done(fit(budget));
-        assert!(peak <= budget && fit.peak == peak, "{fit:?}: {peak} bytes");
+        assert!(peak <= budget && fit.peaks.device == peak, "{fit:?}: {peak} bytes");
         assert_eq!(copies > 0, share < 4, "{fit:?}");
-        assert!(fit.least_time <= fit.time, "{fit:?}");
+        let OnDevice { time, least_time, .. } = numbers(&fit);
+        assert!(least_time <= time, "{fit:?}");
     }
 }
 
@@ -161,10 +170,13 @@ fn masks_are_kept_as_bits_before_anything_is_computed_again() {
     let model = &models::RESNET_TRAINMODE;
     let all = done(fit_model(model, 32, u64::MAX)).1;
     let (fit, peak, copies) = done(fit_model(model, 32, all - 1));
-    assert!(fit.compressed && fit.time == 0 && copies == 0 && peak < all, "{fit}: {peak} bytes");
+    let is_compressed = |fit: &Fit| fit.candidate.compress.is_some();
+    assert!(is_compressed(&fit) && numbers(&fit).time == 0, "{fit}");
+    assert!(copies == 0 && peak < all, "{fit}: {peak} bytes");
     assert!(fit.to_string().contains("activations are compressed without loss, and nothing is"), "{fit}");
     let (less, smaller, copies) = done(fit_model(model, 32, peak - 1));
-    assert!(less.compressed && less.time > 0 && copies > 0 && smaller < peak, "{less}: {smaller} bytes");
+    assert!(is_compressed(&less) && numbers(&less).time > 0, "{less}");
+    assert!(copies > 0 && smaller < peak, "{less}: {smaller} bytes");
     // The budget in the error is that of the smallest program.
     let smallest = named_budget(&fit_model(model, 32, 1).expect_err("a program takes more than a byte"));
     let named = done(fit_model(model, 32, smallest)).1;

@@ -7,8 +7,9 @@ use program::Multiprocessors;
 use testing::models::{self, Fixture, adamw, done};
 use trainyard::config::memory::{Budget, Budgets, Tiers};
 use trainyard::failure::Failure;
-use trainyard::fit::{self, Conditions, Fit};
+use trainyard::fit::{self, Conditions, Fit, Peaks};
 use trainyard::pipeline::CompilationPlan;
+use trainyard::training::Programs;
 
 /// Bytes per second of two links to the host: over the slow one a copy takes longer than any operator, and over the fast one it takes
 /// almost no time.
@@ -29,14 +30,18 @@ fn fit(fixture: &Fixture, device: u64, bandwidth: f64) -> Result<Fit, Failure> {
     let (target, multiprocessors) = (cpu::TARGET, Multiprocessors::default());
     let conditions =
         Conditions { microbatches: 1, target, multiprocessors, may_update_early: false, node: &node };
-    fit::fit(&mut subject.compilation, &Manager::default(), &tiers, conditions, |_, _| {})
+    let fit = fit::fit(&mut subject.compilation, &Manager::default(), &tiers, conditions, |_, _| {})?;
+    // The search has measured the program that it makes, with its evaluation.
+    let programs = Programs::lower(&subject.compilation, 1, target)?;
+    assert_eq!(fit.peaks, Peaks::of(&programs), "{fit}");
+    Ok(fit)
 }
 
 #[test]
 fn a_slow_link_is_left_alone_and_a_fast_one_spares_the_computing() {
     let model = &models::GPT2_DYNAMO;
     let all = done(fit(model, u64::MAX, SLOW));
-    assert_eq!((all.candidate.picoseconds, all.tries), (0, 1), "{all}");
+    assert_eq!((all.picoseconds, all.tries), (0, 1), "{all}");
     let budget = all.peaks.device * 7 / 10;
     let slow = done(fit(model, budget, SLOW)).candidate;
     assert!(slow.recompute.is_some() && slow.offload.is_none(), "{slow:?}");
@@ -65,7 +70,7 @@ fn a_larger_budget_takes_less_time() {
         let shares = [60, 70, 80, 90, 95];
         let fits = shares.map(|share| done(fit(model, all * share / 100, bandwidth)));
         for (fit, share) in fits.iter().zip(shares) {
-            println!("{share} % of {all}: {} ps; {fit}", fit.candidate.picoseconds);
+            println!("{share} % of {all}: {} ps; {fit}", fit.picoseconds);
             let budget = all * share / 100;
             assert!(fit.peaks.device <= budget, "{fit}");
             if bandwidth == FAST {
@@ -73,7 +78,7 @@ fn a_larger_budget_takes_less_time() {
                 assert!(fit.peaks.device >= budget * 9 / 10, "{fit}");
             }
         }
-        let times = fits.map(|fit| fit.candidate.picoseconds);
+        let times = fits.map(|fit| fit.picoseconds);
         assert!(times.is_sorted_by(|more, less| more >= less) && times[0] > 2 * times[4], "{times:?}");
     }
 }

@@ -3,7 +3,7 @@
 
 use super::{layers, named_budget};
 use ir::interp::{self, Missing};
-use ir::machine::Preset;
+use ir::machine::{self, Preset};
 use ir::testing::{microbatch, program};
 use ir::{DType, Module, Tensor, random};
 use passes::recompute::{Recompute, apply, decide};
@@ -13,8 +13,9 @@ use program::UpdateTime;
 use std::collections::BTreeMap;
 use std::env;
 use testing::models::done;
+use trainyard::config::memory::Tiers;
 use trainyard::failure::Failure;
-use trainyard::fit::recompute::cheapest;
+use trainyard::fit::{self, Candidate, Conditions, Peaks};
 use trainyard::lowering::Lowering;
 use trainyard::training::lower_step;
 use trainyard::verification::Mode;
@@ -80,13 +81,24 @@ impl Case {
     }
 
     /// Searches for a program of at most `budget` bytes.
-    fn fit(&self, budget: u64, unconstrained: u64) -> Result<Option<Recompute>, Failure> {
-        let peak = &mut |step: Module| self.peak(step);
-        let found = cheapest(&self.step, budget, unconstrained, &Preset::Cpu.device(), None, peak);
-        found.map(|(fit, options)| {
-            assert!(fit.peak <= budget && fit.least_time <= fit.time, "seed {}: {fit:?}", self.seed);
-            options
-        })
+    fn fit(&self, budget: u64) -> Result<Option<Recompute>, Failure> {
+        let lower = &mut |step: Module, _: &Candidate| -> Result<Peaks, Failure> {
+            Ok(Peaks { device: self.peak(step)?, ..Peaks::default() })
+        };
+        let conditions = Conditions {
+            microbatches: self.microbatches,
+            target: cpu::TARGET,
+            multiprocessors: Multiprocessors::default(),
+            may_update_early: false,
+            node: &machine::Node::of_device(&Preset::Cpu.device()),
+        };
+        // Activations are compressed already, so that recomputation alone is tried.
+        let given = (&"compress_activations".parse().expect("a pass"), UpdateTime::Late);
+        let fit = fit::search(&self.step, given, &Tiers::within(Some(budget)), conditions, lower)?;
+        let numbers = fit.on_device.expect("no value may leave the device");
+        assert!(fit.peaks.device <= budget, "seed {}: {fit:?}", self.seed);
+        assert!(numbers.least_time <= numbers.time, "seed {}: {fit:?}", self.seed);
+        Ok(fit.candidate.recompute)
     }
 
     /// The bits of the results of a step, by name.
@@ -130,12 +142,12 @@ fn check_seed(seed: u64, counts: &mut Counts) {
     let kept = |options: Recompute| decide(&case.step, &options).kept();
     let saved = kept(Recompute { price: 0, ..Recompute::FULL }) - kept(Recompute::FULL);
     let mut budget = all - saved * draw(seed, 3, 800) / 1000;
-    let options = match case.fit(budget, all) {
+    let options = match case.fit(budget) {
         Ok(options) => options,
         Err(failure) => {
             counts.refused += 1;
             budget = named_budget(&failure);
-            done(case.fit(budget, all))
+            done(case.fit(budget))
         }
     };
     counts.cases += 1;

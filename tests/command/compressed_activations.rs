@@ -83,12 +83,8 @@ fn forms_that_are_none_are_refused() {
     check_error(
         "--compress-least 1KiB",
         expect![[r#"
-        error: the following required arguments were not provided:
-          --compress-activations <FORM,…>
-
-        Usage: trainyard compile --compress-activations <FORM,…> --train <DATA> --microbatch <N> --steps <N> --output <DIR> --compress-least <BYTES> <MODEL.onnx>
-
-        For more information, try '--help'.
+        error: --compress-least does not apply without --compress-activations
+          = give the forms of compressed activations: --compress-activations masks
     "#]],
     );
     check_error(

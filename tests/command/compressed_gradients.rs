@@ -86,7 +86,7 @@ fn one_command_compresses_after_a_step() {
     let error = refused(&place, &format!("{late} --steps 3 -o never"));
     assert!(error.contains("compresses no gradient: the run ends with step 3"), "{error}");
     let error = refused(&place, &format!("{whole} {flags} --compress-gradients-after 3 --steps 6 -o never"));
-    assert!(error.contains("--compress-gradients <METHOD"), "{error}");
+    assert!(error.contains("does not apply without --compress-gradients"), "{error}");
     assert!(!place.path("never").exists());
 }
 

@@ -3,6 +3,7 @@
 
 mod ranks;
 
+pub use program::commands::Stream;
 pub use ranks::{ByRank, Collective, CutDim, Pieces};
 
 use ir::DType;
@@ -58,44 +59,6 @@ impl File {
     /// Returns the files that it needs, and then the file itself.
     pub(super) fn all(&'static self) -> impl Iterator<Item = &'static Self> {
         self.after.iter().copied().chain([self])
-    }
-}
-
-/// A queue of commands. The commands of a queue run in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Stream {
-    /// Commands that all others wait for sooner or later.
-    Main,
-    /// Commands whose results are not needed soon: gradients of weights.
-    Side,
-    /// Exchanges with other devices.
-    Exchange,
-    /// Copies from the host.
-    Upload,
-    /// Copies to the host.
-    Download,
-    /// Instructions that run on the host.
-    Host,
-    /// Copies between the host and a file, which the host carries out.
-    Disk,
-}
-
-impl Stream {
-    /// Every stream.
-    pub const ALL: [Self; 7] =
-        [Self::Main, Self::Side, Self::Exchange, Self::Upload, Self::Download, Self::Host, Self::Disk];
-
-    /// Returns the stream's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Main => "main stream",
-            Self::Side => "side stream",
-            Self::Exchange => "exchange stream",
-            Self::Upload => "upload stream",
-            Self::Download => "download stream",
-            Self::Host => "host",
-            Self::Disk => "disk",
-        }
     }
 }
 

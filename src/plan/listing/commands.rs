@@ -77,7 +77,7 @@ impl CommandPlan {
             let own =
                 |places: &[launched::Place]| has_own.then(|| places.iter().map(Place::of_command).collect());
             Self {
-                stream: command.stream.name(),
+                stream: command.stream.described(),
                 waits,
                 instructions: command.waves.iter().map(|wave| wave.to_vec()).collect(),
                 reads: own(&command.reads),

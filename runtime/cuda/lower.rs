@@ -37,7 +37,8 @@ pub use order::races;
 pub use source::stored;
 
 use super::program::{
-    Collective, Command, CudaProgram, MemoryCopy, Multiply, Place, PlacedMessage, Task, ValueStart, Waves,
+    Collective, Command, CudaProgram, MemoryCopy, Multiply, PlacedMessage, Task, TouchedBytes, ValueStart,
+    Waves,
 };
 use ir::{Diagnostic, Op};
 use program::Multiprocessors;
@@ -149,8 +150,8 @@ enum Step {
 /// A command whose kernel has no number yet.
 struct Draft {
     step: Step,
-    reads: SmallVec<[Place; 6]>,
-    writes: SmallVec<[Place; 3]>,
+    reads: SmallVec<[TouchedBytes; 6]>,
+    writes: SmallVec<[TouchedBytes; 3]>,
     waves: Waves,
 }
 
@@ -158,11 +159,13 @@ impl Draft {
     /// Returns the draft of a step. It reads and writes the memory of its instruction; a multiplication whose epilogue at most adds a
     /// matrix touches only its own matrices. A later step also reads the results, which an earlier step may have written.
     fn of(step: Step, instruction: &Instruction, index: usize, is_later: bool) -> Self {
-        let all = |views: &[View]| views.iter().map(Place::of).collect::<SmallVec<[Place; 3]>>();
-        let scratch = instruction.scratch.iter().map(Place::of);
-        let mut reads: SmallVec<[Place; 6]> =
+        let all =
+            |views: &[View]| views.iter().map(TouchedBytes::of).collect::<SmallVec<[TouchedBytes; 3]>>();
+        let scratch = instruction.scratch.iter().map(TouchedBytes::of);
+        let mut reads: SmallVec<[TouchedBytes; 6]> =
             all(&instruction.operands).into_iter().chain(scratch.clone()).collect();
-        let mut writes: SmallVec<[Place; 3]> = all(&instruction.results).into_iter().chain(scratch).collect();
+        let mut writes: SmallVec<[TouchedBytes; 3]> =
+            all(&instruction.results).into_iter().chain(scratch).collect();
         if instruction.accumulates || is_later {
             reads.extend(all(&instruction.results));
         }
@@ -207,7 +210,7 @@ impl Draft {
 }
 
 /// Returns the memory that a multiplication reads and writes, if its epilogue at most adds a matrix.
-fn places(multiply: &Multiply) -> (SmallVec<[Place; 6]>, SmallVec<[Place; 3]>) {
+fn places(multiply: &Multiply) -> (SmallVec<[TouchedBytes; 6]>, SmallVec<[TouchedBytes; 3]>) {
     let ([m, k, n], dtype, batch) = (multiply.sizes, multiply.dtype, multiply.batch);
     let out = multiply.out.place(multiply.out_dtype, batch, [m, n]);
     let mut reads = SmallVec::from_iter([

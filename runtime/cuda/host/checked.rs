@@ -11,7 +11,7 @@ use super::guarded::{Guards, Side};
 use super::pages::PagedBytes;
 use super::{Host, Queued, State};
 use crate::driver::{Address, DriverError, Touches};
-use crate::program::{Kernel, Place};
+use crate::program::{Kernel, TouchedBytes};
 use program::Region;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -49,10 +49,10 @@ impl Declared {
         let memories = [(Region::Arena, "the arena"), (Region::Constants, "the constants")];
         let of = |(region, name): (Region, _)| {
             let memory = touches.memories.of(region);
-            let within = |places: &[Place]| {
-                let is_own = |place: &Place| place.region.is_in_arena() == region.is_in_arena();
+            let within = |places: &[TouchedBytes]| {
+                let is_own = |place: &TouchedBytes| place.region.is_in_arena() == region.is_in_arena();
                 let own = places.iter().enumerate().filter(|(_, place)| is_own(place));
-                let tensor = |(number, place): (usize, &Place)| {
+                let tensor = |(number, place): (usize, &TouchedBytes)| {
                     let start = place.region.start(&touches.memories.blocks);
                     DeclaredTensor { number, bytes: start + place.bytes.start..start + place.bytes.end }
                 };

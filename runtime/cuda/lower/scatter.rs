@@ -7,7 +7,7 @@ use super::copy::{copy, moved};
 use super::indexing::{IndexedRows, neighbours};
 use super::source::{INDEXING, KernelDraft, SCATTER, address, computed, index_type, word};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::program::{Argument, Place};
+use crate::program::{Argument, TouchedBytes};
 use ir::ops::scatter::ScatterKind;
 use ir::{DType, Op, Type};
 use program::{Instruction, View};
@@ -253,7 +253,7 @@ pub(super) fn sums(op: &Op, instruction: &Instruction) -> Vec<Step> {
     let scatter = Scatter::of(op, instruction, [indices, updates], adds);
     let mut steps = match addend {
         [] => vec![Step::Kernel(scatter.clear())],
-        [addend] if Place::of(addend) == Place::of(result) => vec![],
+        [addend] if TouchedBytes::of(addend) == TouchedBytes::of(result) => vec![],
         [addend, ..] => vec![Step::Kernel(moved(instruction, &addend.layout, address(addend)))],
     };
     steps.extend(scatter.steps());

@@ -299,8 +299,9 @@ pub fn train(
         session.write_states(states)?;
         let (module, checkpoints) = (first.module, checkpoints(folder.path()));
         let log = log::lines().map(|log| Progress::lines(log, steps, LOG_EVERY));
-        let run = TrainingRun { module, session, loader, checkpoints, lead, log };
-        train::train(run, next, &schedule, stop)
+        let outcome = Outcome::default();
+        let run = TrainingRun { module, session, loader, checkpoints, lead, log, schedule, outcome };
+        train::train(run, next, stop)
     });
     let first = ended.map_err(failure)?.into_iter().next();
     let (outcome, lead) = first.context("a process has a rank")?;

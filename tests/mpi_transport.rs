@@ -72,7 +72,7 @@ fn bits() -> ExitCode {
     for number in 0..SAMPLES {
         let sample = sample(number, ranks);
         let own = sample.run(&*communicator).unwrap_or_else(|error| panic!("{sample:?}: {error}"));
-        let expected = on_threads(ranks, |thread| sample.run(thread).expect("threads meet"));
+        let expected = on_threads(ranks, |thread| sample.run(&*thread).expect("threads meet"));
         assert!(own == expected[world.rank() as usize], "{sample:?}");
     }
     let mut seen = [0];

@@ -44,9 +44,10 @@ impl Checkpoint {
             return Ok(EarlierEvaluations { data, losses: None, changed: None });
         };
         // Files of another size differ without being read.
-        let now = match files.bytes(then.data.rule)? == then.data.bytes {
-            true => Some(files.fingerprint_like(&then.data)?),
-            false => None,
+        let now = if files.bytes(then.data.rule)? == then.data.bytes {
+            Some(files.fingerprint_like(&then.data)?)
+        } else {
+            None
         };
         let changed = match &now {
             Some(now) if now.is_of_same_data(&then.data) => {
@@ -82,9 +83,10 @@ mod tests {
         fs::write(&path, "evaluation data").unwrap();
         let files = DataFiles { train: Some(path), ..DataFiles::default() };
         let mut checkpoint = checkpoints.latest().unwrap().checkpoint.unwrap();
-        let data = match sampled {
-            true => super::super::sampled::fingerprint(&files).unwrap(),
-            false => files.fingerprint(None).unwrap(),
+        let data = if sampled {
+            super::super::sampled::fingerprint(&files).unwrap()
+        } else {
+            files.fingerprint(None).unwrap()
         };
         // Losses after the checkpoint's step, and losses that are not numbers, do not belong to the run.
         let losses = [(0, f64::NAN), (1, 0.1 + 0.2), (2, 0.1), (u64::MAX, 0.1)];

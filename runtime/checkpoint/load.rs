@@ -210,9 +210,10 @@ impl Checkpoint {
     /// The data has changed; a file cannot be read.
     pub fn check_data(&self, files: &DataFiles) -> Result<PendingFingerprint, CheckpointError> {
         let now = files.fingerprint_like(&self.description.data)?;
-        match now.is_of_same_data(&self.description.data) {
-            true => Ok(PendingFingerprint::whole(now, files)),
-            false => Err(self.other_data(now)),
+        if now.is_of_same_data(&self.description.data) {
+            Ok(PendingFingerprint::whole(now, files))
+        } else {
+            Err(self.other_data(now))
         }
     }
 

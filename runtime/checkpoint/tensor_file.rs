@@ -48,12 +48,12 @@ pub(super) struct Entry {
     pub(super) dims: Vec<u64>,
     /// The element type in the file.
     stored: Stored,
-    place: Place,
+    place: TensorBytes,
 }
 
 /// The place of a tensor's bytes.
 #[derive(Clone, Debug)]
-enum Place {
+enum TensorBytes {
     /// A range of the file.
     File(Range<u64>),
     /// Bytes in memory, which the caller inserted.
@@ -116,7 +116,7 @@ impl TensorFile {
     pub(super) fn of_blocks(path: &Path, parts: Vec<Self>, states: Vec<SplitTensor>) -> Self {
         let entry = |SplitTensor { name, dims, blocks }| {
             let first = parts[blocks.first()?.part].entry(&name)?.clone();
-            Some((name, Entry { dims, place: Place::Blocks(blocks), ..first }))
+            Some((name, Entry { dims, place: TensorBytes::Blocks(blocks), ..first }))
         };
         let tensors = states.into_iter().filter_map(entry).collect();
         let (path, checksums, unchecked) = (path.to_owned(), None, vec![]);
@@ -148,7 +148,7 @@ impl TensorFile {
     pub fn insert(&mut self, name: &str, ty: &Type, bytes: Bytes) {
         let dims = ty.sizes().unwrap_or_default();
         let stored = safetensors_types::stored(ty.dtype);
-        let entry = Entry { dtype: Ok(ty.dtype), dims, stored, place: Place::Memory(bytes) };
+        let entry = Entry { dtype: Ok(ty.dtype), dims, stored, place: TensorBytes::Memory(bytes) };
         self.tensors.insert(name.to_owned(), entry);
     }
 
@@ -179,9 +179,9 @@ impl TensorFile {
     pub fn read(&self, name: &str) -> Result<Option<Bytes>, CheckpointError> {
         let Some(entry) = self.entry(name) else { return Ok(None) };
         let range = match &entry.place {
-            Place::File(range) => range,
-            Place::Memory(bytes) => return Ok(Some(bytes.clone())),
-            Place::Blocks(_) => return self.read_block(name, &vec![0; entry.dims.len()], &entry.dims),
+            TensorBytes::File(range) => range,
+            TensorBytes::Memory(bytes) => return Ok(Some(bytes.clone())),
+            TensorBytes::Blocks(_) => return self.read_block(name, &vec![0; entry.dims.len()], &entry.dims),
         };
         // The header was checked against the file's length.
         let bytes = self.file.slice(range.start as usize..range.end as usize);
@@ -216,7 +216,7 @@ impl TensorFile {
             let Some(met) = Met::of((start, sizes), (piece_start, piece_sizes)) else { return };
             block::copy(&met.sizes, width, (piece, &met.blocks[1]), (&mut bytes, &met.blocks[0]));
         };
-        if let Place::Blocks(blocks) = &entry.place {
+        if let TensorBytes::Blocks(blocks) = &entry.place {
             for BlockPlace { part, start: piece_start } in blocks {
                 let part = &self.parts[*part];
                 let Some(piece) = part.entry(name) else { continue };
@@ -268,7 +268,7 @@ fn unchecked(tensors: &BTreeMap<String, Entry>, checksums: Option<&Checksums>) -
 fn entry(info: &TensorInfo, start: u64) -> Entry {
     let (first, last) = info.data_offsets;
     let dims = info.shape.iter().map(|&size| size as u64).collect();
-    let place = Place::File(start + first as u64..start + last as u64);
+    let place = TensorBytes::File(start + first as u64..start + last as u64);
     let dtype = safetensors_types::loaded(info.dtype).ok_or_else(|| info.dtype.to_string());
     Entry { dtype, dims, stored: info.dtype, place }
 }

@@ -1,6 +1,6 @@
 //! Agreement: small messages that every rank sends to all ranks, so that all ranks decide alike.
 
-use super::{CommError, Communicator, Exchanged};
+use super::{CollectiveKind, CommError, Communicator, Exchanged};
 use ir::DType;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -106,7 +106,7 @@ impl Agreement {
             operand: Some(own),
             result: &mut all,
         };
-        communicator.all_gather(&self.ranks, &mut [tensor])?;
+        communicator.collective(CollectiveKind::AllGather, &self.ranks, &mut [tensor])?;
         Ok(all)
     }
 }
@@ -116,18 +116,7 @@ impl Agreement {
 /// # Panics
 /// The function panics on a rank.
 pub fn on_ranks<R: Send>(ranks: u64, work: impl Fn(Agreement) -> R + Sync) -> Vec<R> {
-    let local = super::local::Local::new(ranks);
-    let (local, work) = (&local, &work);
-    std::thread::scope(|scope| {
-        let one = |at_work: super::local::AtWork| {
-            scope.spawn(move || {
-                let communicator = Arc::new(local.communicator(at_work.rank()));
-                work(Agreement::of(communicator, ranks))
-            })
-        };
-        let threads: Vec<_> = local.begin().into_iter().map(one).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
-    })
+    super::samples::on_threads(ranks, |communicator| work(Agreement::of(communicator, ranks)))
 }
 
 #[cfg(test)]

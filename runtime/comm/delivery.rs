@@ -69,13 +69,10 @@ impl World {
 impl Board {
     /// Records whether the receiver of a way waits.
     fn awaits(&mut self, way: Route, waits: bool) {
-        match waits {
-            true => drop(self.mail.awaited.insert(way, None)),
-            false => {
-                if self.mail.awaited.remove(&way).is_some() {
-                    self.sit(way.to, Seat::Busy);
-                }
-            }
+        if waits {
+            self.mail.awaited.insert(way, None);
+        } else if self.mail.awaited.remove(&way).is_some() {
+            self.sit(way.to, Seat::Busy);
         }
     }
 }

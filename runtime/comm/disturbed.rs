@@ -1,7 +1,6 @@
 //! Exchanges that fail or are late on purpose, to test the code that waits for them.
 
-use super::{CommError, Communicator, Exchanged};
-use ir::PartialKind;
+use super::{CollectiveKind, CommError, Communicator, Exchanged};
 use ir::timetable::Task;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
@@ -71,34 +70,14 @@ impl Communicator for Disturbed {
         self.inner.turns_to(task);
     }
 
-    fn all_reduce(
+    fn collective(
         &self,
+        kind: CollectiveKind,
         group: &[u64],
-        kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
         self.count()?;
-        self.inner.all_reduce(group, kind, tensors)
-    }
-
-    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        self.count()?;
-        self.inner.all_gather(group, tensors)
-    }
-
-    fn reduce_scatter(
-        &self,
-        group: &[u64],
-        kind: PartialKind,
-        tensors: &mut [Exchanged],
-    ) -> Result<(), CommError> {
-        self.count()?;
-        self.inner.reduce_scatter(group, kind, tensors)
-    }
-
-    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        self.count()?;
-        self.inner.all_to_all(group, tensors)
+        self.inner.collective(kind, group, tensors)
     }
 
     fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {

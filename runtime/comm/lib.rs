@@ -33,6 +33,7 @@ pub mod watchdog;
 
 pub use program::device::CommError;
 
+use ir::ops::collective::Collective;
 use ir::timetable::Task;
 use ir::{DType, PartialKind};
 use messages::Aligned;
@@ -73,6 +74,49 @@ impl<'a> Exchanged<'a> {
     }
 }
 
+/// A collective, with the way in which it combines operands if it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CollectiveKind {
+    /// Combines the operands of all ranks. Every rank gets the whole combination.
+    AllReduce(PartialKind),
+    /// Concatenates the operands of all ranks along the gathered dim. Every rank gets the whole result.
+    AllGather,
+    /// Combines the operands of all ranks. Every rank gets its share of the combination along the split dim.
+    ReduceScatter(PartialKind),
+    /// Gives every rank its share of every operand along the split dim. The rank's shares are concatenated along the gathered dim.
+    AllToAll,
+}
+
+impl CollectiveKind {
+    /// Returns the kind of a program's collective. `None` for an `all_slice`, in which nothing is exchanged.
+    pub fn of(collective: Collective, reduced: Option<PartialKind>) -> Option<Self> {
+        let kind = reduced.unwrap_or(PartialKind::Sum);
+        match collective {
+            Collective::AllReduce => Some(Self::AllReduce(kind)),
+            Collective::AllGather => Some(Self::AllGather),
+            Collective::ReduceScatter => Some(Self::ReduceScatter(kind)),
+            Collective::AllToAll => Some(Self::AllToAll),
+            Collective::AllSlice => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce(_) => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter(_) => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+        }
+    }
+
+    fn reduced(self) -> Option<PartialKind> {
+        match self {
+            Self::AllReduce(kind) | Self::ReduceScatter(kind) => Some(kind),
+            Self::AllGather | Self::AllToAll => None,
+        }
+    }
+}
+
 /// The interface through which a rank communicates. `group` lists the ranks that take part, this rank included. Its order decides which
 /// rank has which part ([`ir::Mesh::group`]). All ranks of the group must issue the same collectives. Several tensors travel together; each
 /// is exchanged like a tensor alone.
@@ -89,27 +133,13 @@ pub trait Communicator: Send + Sync {
     /// Tells communicators that keep a record the task of a pipeline that the rank begins. `None` after the microbatches.
     fn turns_to(&self, _task: Option<Task>) {}
 
-    /// Combines the operands of all ranks. Every rank gets the whole combination.
-    fn all_reduce(
+    /// Carries out a collective with the other ranks of a group.
+    fn collective(
         &self,
+        kind: CollectiveKind,
         group: &[u64],
-        kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError>;
-
-    /// Concatenates the operands of all ranks along the gathered dim. Every rank gets the whole result.
-    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError>;
-
-    /// Combines the operands of all ranks. Every rank gets its share of the combination along the split dim.
-    fn reduce_scatter(
-        &self,
-        group: &[u64],
-        kind: PartialKind,
-        tensors: &mut [Exchanged],
-    ) -> Result<(), CommError>;
-
-    /// Gives every rank its share of every operand along the split dim. The rank's shares are concatenated along the gathered dim.
-    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError>;
 
     /// Sends bytes to another rank, and returns when the transport has a copy. The receiver may come later. Messages of one channel
     /// between two ranks keep their order. Ranks count over all stages of a pipeline.
@@ -137,13 +167,14 @@ struct TensorTerms {
 }
 
 impl Terms {
-    fn of(name: &'static str, group: &[u64], reduced: Option<PartialKind>, tensors: &[Exchanged]) -> Self {
+    fn of(kind: CollectiveKind, group: &[u64], tensors: &[Exchanged]) -> Self {
         let terms = |tensor: &Exchanged| TensorTerms {
             dtype: tensor.dtype,
             sizes: tensor.sizes.to_vec(),
             gathered: tensor.gathered,
             split: tensor.split,
         };
+        let (name, reduced) = (kind.name(), kind.reduced());
         Self { name, group: group.to_vec(), reduced, tensors: tensors.iter().map(terms).collect() }
     }
 

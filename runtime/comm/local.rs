@@ -9,7 +9,7 @@ use super::messages::Aligned;
 use super::pieces::{Shape, Shares, by_rank, in_parts};
 use super::record::{FlightRecord, Recorded};
 use super::stores::Stores;
-use super::{CommError, Communicator, Exchanged, Terms};
+use super::{CollectiveKind, CommError, Communicator, Exchanged, Terms};
 use ir::PartialKind;
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -73,13 +73,42 @@ impl Communicator for LocalRank {
         self.rank
     }
 
+    fn collective(
+        &self,
+        kind: CollectiveKind,
+        group: &[u64],
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        let terms = Terms::of(kind, group, tensors);
+        match kind {
+            CollectiveKind::AllReduce(kind) => self.all_reduce(group, terms, kind, tensors),
+            CollectiveKind::ReduceScatter(kind) => self.reduce_scatter(group, terms, kind, tensors),
+            CollectiveKind::AllGather | CollectiveKind::AllToAll => self.put_together(group, terms, tensors),
+        }
+    }
+
+    fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
+        self.world.post(Route { from: self.rank, to, channel }, bytes)
+    }
+
+    fn receive(&self, from: u64, channel: u32, bytes: &mut [u8]) -> Result<(), CommError> {
+        self.world.take(Route { from, to: self.rank, channel }, bytes)
+    }
+}
+
+impl LocalRank {
+    /// Returns this rank's place in a group. The meeting refuses a rank outside the group.
+    fn place(&self, group: &[u64]) -> usize {
+        group.iter().position(|&member| member == self.rank).unwrap_or(0)
+    }
+
     fn all_reduce(
         &self,
         group: &[u64],
+        terms: Terms,
         kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        let terms = Terms::of("all_reduce", group, Some(kind), tensors);
         if tensors.iter().map(|tensor| tensor.result.len()).sum::<usize>() > SMALL {
             return self.by_shares(group, terms, kind, tensors);
         }
@@ -95,17 +124,13 @@ impl Communicator for LocalRank {
         })
     }
 
-    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        self.put_together("all_gather", group, tensors)
-    }
-
     fn reduce_scatter(
         &self,
         group: &[u64],
+        terms: Terms,
         kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        let terms = Terms::of("reduce_scatter", group, Some(kind), tensors);
         let shapes: Vec<Shape> = tensors.iter().map(|tensor| Shape::of(tensor, group.len())).collect();
         let operands: Vec<&[u8]> = tensors.iter().map(Exchanged::operand).collect();
         let stores = Stores::of(tensors.iter().map(|tensor| tensor.result.len()).sum());
@@ -124,25 +149,6 @@ impl Communicator for LocalRank {
                 });
             }
         })
-    }
-
-    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        self.put_together("all_to_all", group, tensors)
-    }
-
-    fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
-        self.world.post(Route { from: self.rank, to, channel }, bytes)
-    }
-
-    fn receive(&self, from: u64, channel: u32, bytes: &mut [u8]) -> Result<(), CommError> {
-        self.world.take(Route { from, to: self.rank, channel }, bytes)
-    }
-}
-
-impl LocalRank {
-    /// Returns this rank's place in a group. The meeting refuses a rank outside the group.
-    fn place(&self, group: &[u64]) -> usize {
-        group.iter().position(|&member| member == self.rank).unwrap_or(0)
     }
 
     /// Runs an `all_reduce` in two meetings: every rank combines its share, and then copies the shares of the others from them. In the
@@ -199,13 +205,7 @@ impl LocalRank {
     }
 
     /// Concatenates the parts of all ranks, or this rank's share of each part.
-    fn put_together(
-        &self,
-        name: &'static str,
-        group: &[u64],
-        tensors: &mut [Exchanged],
-    ) -> Result<(), CommError> {
-        let terms = Terms::of(name, group, None, tensors);
+    fn put_together(&self, group: &[u64], terms: Terms, tensors: &mut [Exchanged]) -> Result<(), CommError> {
         let count = group.len();
         let place = self.place(group);
         let (mut shapes, mut operands, mut rooms) = (vec![], vec![], vec![]);

@@ -7,7 +7,7 @@ use super::block::{self, Block};
 use super::combine::{Addend, combine};
 use super::pieces::{Shape, Shares, by_rank, in_parts};
 use super::stores::Stores;
-use super::{CommError, Communicator, Exchanged, Terms};
+use super::{CollectiveKind, CommError, Communicator, Exchanged, Terms};
 use ir::{DType, PartialKind};
 use twox_hash::XxHash3_64;
 
@@ -60,68 +60,18 @@ impl<M: Messages> Communicator for ByMessages<M> {
         self.0.rank()
     }
 
-    fn all_reduce(
+    fn collective(
         &self,
+        kind: CollectiveKind,
         group: &[u64],
-        kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        self.agree(group, &Terms::of("all_reduce", group, Some(kind), tensors))?;
-        if tensors.iter().map(|tensor| tensor.result.len()).sum::<usize>() <= SMALL {
-            return tensors.iter_mut().try_for_each(|tensor| {
-                let held = tensor.held();
-                let pieces = vec![Some(tensor.operand.unwrap_or(held.bytes())); group.len()];
-                self.reduce(group, tensor.dtype, kind, &pieces, tensor.result)
-            });
+        self.agree(group, &Terms::of(kind, group, tensors))?;
+        match kind {
+            CollectiveKind::AllReduce(kind) => self.all_reduce(group, kind, tensors),
+            CollectiveKind::ReduceScatter(kind) => self.reduce_scatter(group, kind, tensors),
+            CollectiveKind::AllGather | CollectiveKind::AllToAll => self.put_together(group, tensors),
         }
-        let place = self.place(group)?;
-        for tensor in tensors {
-            let shares = Shares::of(tensor, group.len());
-            let (mut own, mut others, mut rest) = (Default::default(), vec![], &mut *tensor.result);
-            for at in 0..group.len() {
-                let (share, after) = rest.split_at_mut(shares.at(at).len());
-                match at == place {
-                    true => own = share,
-                    false => others.push(share),
-                }
-                rest = after;
-            }
-            let mut in_place = others.iter();
-            let piece = |at: usize| match tensor.operand {
-                Some(operand) => Some(&operand[shares.at(at)]),
-                None if at == place => None,
-                None => in_place.next().map(|share| &**share),
-            };
-            let pieces: Vec<Addend> = (0..group.len()).map(piece).collect();
-            self.reduce(group, tensor.dtype, kind, &pieces, own)?;
-            let own = &*own;
-            self.swap(self.to_others(group, |_| own), self.others(group).zip(others).collect())?;
-        }
-        Ok(())
-    }
-
-    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        self.put_together("all_gather", group, tensors)
-    }
-
-    fn reduce_scatter(
-        &self,
-        group: &[u64],
-        kind: PartialKind,
-        tensors: &mut [Exchanged],
-    ) -> Result<(), CommError> {
-        self.agree(group, &Terms::of("reduce_scatter", group, Some(kind), tensors))?;
-        for tensor in tensors {
-            let shape = Shape::of(tensor, group.len());
-            let pieces: Vec<Piece> = (0..group.len()).map(|to| piece(tensor, &shape, to)).collect();
-            let pieces: Vec<Addend> = pieces.iter().map(|piece| Some(piece.bytes())).collect();
-            self.reduce(group, tensor.dtype, kind, &pieces, tensor.result)?;
-        }
-        Ok(())
-    }
-
-    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        self.put_together("all_to_all", group, tensors)
     }
 
     fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
@@ -223,14 +173,63 @@ impl<M: Messages> ByMessages<M> {
         Ok(())
     }
 
-    /// Concatenates the parts of all ranks, or this rank's share of each part.
-    fn put_together(
+    fn all_reduce(
         &self,
-        name: &'static str,
         group: &[u64],
+        kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        self.agree(group, &Terms::of(name, group, None, tensors))?;
+        if tensors.iter().map(|tensor| tensor.result.len()).sum::<usize>() <= SMALL {
+            return tensors.iter_mut().try_for_each(|tensor| {
+                let held = tensor.held();
+                let pieces = vec![Some(tensor.operand.unwrap_or(held.bytes())); group.len()];
+                self.reduce(group, tensor.dtype, kind, &pieces, tensor.result)
+            });
+        }
+        let place = self.place(group)?;
+        for tensor in tensors {
+            let shares = Shares::of(tensor, group.len());
+            let (mut own, mut others, mut rest) = (Default::default(), vec![], &mut *tensor.result);
+            for at in 0..group.len() {
+                let (share, after) = rest.split_at_mut(shares.at(at).len());
+                if at == place {
+                    own = share;
+                } else {
+                    others.push(share);
+                }
+                rest = after;
+            }
+            let mut in_place = others.iter();
+            let piece = |at: usize| match tensor.operand {
+                Some(operand) => Some(&operand[shares.at(at)]),
+                None if at == place => None,
+                None => in_place.next().map(|share| &**share),
+            };
+            let pieces: Vec<Addend> = (0..group.len()).map(piece).collect();
+            self.reduce(group, tensor.dtype, kind, &pieces, own)?;
+            let own = &*own;
+            self.swap(self.to_others(group, |_| own), self.others(group).zip(others).collect())?;
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter(
+        &self,
+        group: &[u64],
+        kind: PartialKind,
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        for tensor in tensors {
+            let shape = Shape::of(tensor, group.len());
+            let pieces: Vec<Piece> = (0..group.len()).map(|to| piece(tensor, &shape, to)).collect();
+            let pieces: Vec<Addend> = pieces.iter().map(|piece| Some(piece.bytes())).collect();
+            self.reduce(group, tensor.dtype, kind, &pieces, tensor.result)?;
+        }
+        Ok(())
+    }
+
+    /// Concatenates the parts of all ranks, or this rank's share of each part.
+    fn put_together(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
         let (place, count) = (self.place(group)?, group.len());
         for tensor in tensors {
             let shape = Shape::of(tensor, count);

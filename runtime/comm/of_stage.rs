@@ -1,7 +1,6 @@
 //! The ranks of one stage of a pipeline as a world of their own.
 
-use super::{CommError, Communicator, Exchanged};
-use ir::PartialKind;
+use super::{CollectiveKind, CommError, Communicator, Exchanged};
 use ir::timetable::Task;
 use std::sync::Arc;
 
@@ -36,30 +35,13 @@ impl Communicator for OfStage {
         self.inner.turns_to(task);
     }
 
-    fn all_reduce(
+    fn collective(
         &self,
+        kind: CollectiveKind,
         group: &[u64],
-        kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        self.inner.all_reduce(&self.among_all(group), kind, tensors)
-    }
-
-    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        self.inner.all_gather(&self.among_all(group), tensors)
-    }
-
-    fn reduce_scatter(
-        &self,
-        group: &[u64],
-        kind: PartialKind,
-        tensors: &mut [Exchanged],
-    ) -> Result<(), CommError> {
-        self.inner.reduce_scatter(&self.among_all(group), kind, tensors)
-    }
-
-    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        self.inner.all_to_all(&self.among_all(group), tensors)
+        self.inner.collective(kind, &self.among_all(group), tensors)
     }
 
     fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {

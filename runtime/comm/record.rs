@@ -1,7 +1,6 @@
 //! A flight record: the last exchanges of a rank, to diagnose a run that ends badly.
 
-use super::{CommError, Communicator, Exchanged, Terms};
-use ir::PartialKind;
+use super::{CollectiveKind, CommError, Communicator, Exchanged, Terms};
 use ir::timetable::Task;
 use std::collections::VecDeque;
 use std::fmt;
@@ -163,34 +162,14 @@ impl Communicator for Recorded {
         exchanges.task = task;
     }
 
-    fn all_reduce(
+    fn collective(
         &self,
+        kind: CollectiveKind,
         group: &[u64],
-        kind: PartialKind,
         tensors: &mut [Exchanged],
     ) -> Result<(), CommError> {
-        let terms = Terms::of("all_reduce", group, Some(kind), tensors);
-        self.record.keep(Operation::Collective(terms), || self.inner.all_reduce(group, kind, tensors))
-    }
-
-    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        let terms = Terms::of("all_gather", group, None, tensors);
-        self.record.keep(Operation::Collective(terms), || self.inner.all_gather(group, tensors))
-    }
-
-    fn reduce_scatter(
-        &self,
-        group: &[u64],
-        kind: PartialKind,
-        tensors: &mut [Exchanged],
-    ) -> Result<(), CommError> {
-        let terms = Terms::of("reduce_scatter", group, Some(kind), tensors);
-        self.record.keep(Operation::Collective(terms), || self.inner.reduce_scatter(group, kind, tensors))
-    }
-
-    fn all_to_all(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
-        let terms = Terms::of("all_to_all", group, None, tensors);
-        self.record.keep(Operation::Collective(terms), || self.inner.all_to_all(group, tensors))
+        let terms = Terms::of(kind, group, tensors);
+        self.record.keep(Operation::Collective(terms), || self.inner.collective(kind, group, tensors))
     }
 
     fn send(&self, to: u64, channel: u32, bytes: &[u8]) -> Result<(), CommError> {
@@ -207,6 +186,7 @@ impl Communicator for Recorded {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ir::PartialKind;
 
     /// A communicator that fails at every exchange.
     struct Failing;
@@ -216,19 +196,7 @@ mod tests {
             0
         }
 
-        fn all_reduce(&self, _: &[u64], _: PartialKind, _: &mut [Exchanged]) -> Result<(), CommError> {
-            Err(CommError::Alone)
-        }
-
-        fn all_gather(&self, _: &[u64], _: &mut [Exchanged]) -> Result<(), CommError> {
-            Err(CommError::Alone)
-        }
-
-        fn reduce_scatter(&self, _: &[u64], _: PartialKind, _: &mut [Exchanged]) -> Result<(), CommError> {
-            Err(CommError::Alone)
-        }
-
-        fn all_to_all(&self, _: &[u64], _: &mut [Exchanged]) -> Result<(), CommError> {
+        fn collective(&self, _: CollectiveKind, _: &[u64], _: &mut [Exchanged]) -> Result<(), CommError> {
             Err(CommError::Alone)
         }
 
@@ -251,7 +219,7 @@ mod tests {
         assert_eq!(record.open(), None);
         let node: Arc<str> = "node \"/fc/Gemm\" (Gemm, opset 20)".into();
         communicator.comes_from(&node);
-        communicator.all_reduce(&[0, 1], PartialKind::Sum, &mut []).unwrap_err();
+        communicator.collective(CollectiveKind::AllReduce(PartialKind::Sum), &[0, 1], &mut []).unwrap_err();
         assert_eq!(record.open_for(Duration::from_secs(3600)), None);
         assert_eq!(record.open_for(Duration::ZERO), record.open());
         let text = "`all_reduce` (sum) among the ranks [0, 1], for node \"/fc/Gemm\" (Gemm, opset 20)";

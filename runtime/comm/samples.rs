@@ -2,8 +2,9 @@
 
 use super::local::{AtWork, Local};
 use super::messages::Aligned;
-use super::{CommError, Communicator, Exchanged};
+use super::{CollectiveKind, CommError, Communicator, Exchanged};
 use ir::{DType, PartialKind, Tensor, random};
+use std::sync::Arc;
 use std::thread;
 
 /// A collective of tensors of two dims.
@@ -100,21 +101,14 @@ impl Sample {
                 result: result.bytes_mut(),
             })
             .collect();
-        match self.collective {
-            Collective::Sum | Collective::SumInPlace => {
-                communicator.all_reduce(&self.group, PartialKind::Sum, &mut tensors)?;
-            }
-            Collective::Max | Collective::MaxInPlace => {
-                communicator.all_reduce(&self.group, PartialKind::Max, &mut tensors)?;
-            }
-            Collective::Gather(_) | Collective::GatherInPlace => {
-                communicator.all_gather(&self.group, &mut tensors)?
-            }
-            Collective::Scatter(_) => {
-                communicator.reduce_scatter(&self.group, PartialKind::Sum, &mut tensors)?;
-            }
-            Collective::Transpose(_) => communicator.all_to_all(&self.group, &mut tensors)?,
-        }
+        let kind = match self.collective {
+            Collective::Sum | Collective::SumInPlace => CollectiveKind::AllReduce(PartialKind::Sum),
+            Collective::Max | Collective::MaxInPlace => CollectiveKind::AllReduce(PartialKind::Max),
+            Collective::Gather(_) | Collective::GatherInPlace => CollectiveKind::AllGather,
+            Collective::Scatter(_) => CollectiveKind::ReduceScatter(PartialKind::Sum),
+            Collective::Transpose(_) => CollectiveKind::AllToAll,
+        };
+        communicator.collective(kind, &self.group, &mut tensors)?;
         Ok(room.iter().map(|result| result.bytes().to_vec()).collect())
     }
 
@@ -134,12 +128,11 @@ fn operand((dtype, sizes): &(DType, Vec<usize>), rank: u64) -> Aligned {
     let count: usize = sizes.iter().product();
     let rough = |i: usize| random::normal(3, rank, i as u64) * 10f64.powi((i % 5) as i32);
     let numbers: Vec<f64> = (0..count).map(rough).collect();
-    let bytes = match dtype.is_float() {
-        true => Tensor::float(*dtype, sizes.clone(), numbers).rounded().to_bytes(),
-        false => {
-            let integers = numbers.iter().map(|x| (x.abs() * 100.0) as i64 % 50).collect();
-            Tensor::int(*dtype, sizes.clone(), integers).to_bytes()
-        }
+    let bytes = if dtype.is_float() {
+        Tensor::float(*dtype, sizes.clone(), numbers).rounded().to_bytes()
+    } else {
+        let integers = numbers.iter().map(|x| (x.abs() * 100.0) as i64 % 50).collect();
+        Tensor::int(*dtype, sizes.clone(), integers).to_bytes()
     };
     Aligned::of(&bytes)
 }
@@ -148,15 +141,15 @@ fn operand((dtype, sizes): &(DType, Vec<usize>), rank: u64) -> Aligned {
 ///
 /// # Panics
 /// Panics if the function panics on any rank.
-pub fn on_threads<R: Send>(ranks: u64, work: impl Fn(&dyn Communicator) -> R + Sync) -> Vec<R> {
+pub fn on_threads<R: Send>(ranks: u64, work: impl Fn(Arc<dyn Communicator>) -> R + Sync) -> Vec<R> {
     let local = Local::new(ranks);
     thread::scope(|scope| {
         let one = |at_work: AtWork| {
-            let communicator = local.communicator(at_work.rank());
+            let communicator = Arc::new(local.communicator(at_work.rank()));
             let work = &work;
             scope.spawn(move || {
                 let _at_work = at_work;
-                work(&communicator)
+                work(communicator)
             })
         };
         let threads: Vec<_> = local.begin().into_iter().map(one).collect();

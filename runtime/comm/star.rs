@@ -13,9 +13,8 @@ pub mod rendezvous;
 #[cfg(test)]
 mod tests;
 
-use super::{CommError, Communicator, Exchanged};
+use super::{CollectiveKind, CommError, Communicator, Exchanged};
 use frames::{Frame, Kind};
-use ir::PartialKind;
 use std::io;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -250,12 +249,16 @@ impl Communicator for Star {
         self.shared.rank
     }
 
-    fn all_reduce(&self, _: &[u64], _: PartialKind, _: &mut [Exchanged]) -> Result<(), CommError> {
-        Err(self.refused("`all_reduce`"))
-    }
-
     /// Gathers from all ranks in order along the first dim, as agreement needs it.
-    fn all_gather(&self, group: &[u64], tensors: &mut [Exchanged]) -> Result<(), CommError> {
+    fn collective(
+        &self,
+        kind: CollectiveKind,
+        group: &[u64],
+        tensors: &mut [Exchanged],
+    ) -> Result<(), CommError> {
+        if kind != CollectiveKind::AllGather {
+            return Err(self.refused(&format!("`{}`", kind.name())));
+        }
         if !group.iter().copied().eq(0..self.shared.ranks) {
             return Err(self.refused("`all_gather` of a part of the ranks"));
         }
@@ -266,14 +269,6 @@ impl Communicator for Star {
             self.gather(tensor.operand(), tensor.result)?;
         }
         Ok(())
-    }
-
-    fn reduce_scatter(&self, _: &[u64], _: PartialKind, _: &mut [Exchanged]) -> Result<(), CommError> {
-        Err(self.refused("`reduce_scatter`"))
-    }
-
-    fn all_to_all(&self, _: &[u64], _: &mut [Exchanged]) -> Result<(), CommError> {
-        Err(self.refused("`all_to_all`"))
     }
 
     fn send(&self, _: u64, _: u32, _: &[u8]) -> Result<(), CommError> {

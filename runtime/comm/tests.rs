@@ -1,5 +1,6 @@
 //! The local communicator: the result of every collective, and every way in which a rank can fail.
 
+use super::CollectiveKind::{AllGather, AllReduce, AllToAll, ReduceScatter};
 use super::local::{AtWork, Local, LocalRank};
 use super::samples::{Collective, Sample, on_threads};
 use super::{CommError, Communicator, Exchanged};
@@ -55,8 +56,10 @@ fn exchange(
 fn gathers_put_parts_one_after_the_other_along_any_dim() {
     let gathered = on_ranks(2, |rank, comm| {
         [0, 1].map(|dim| {
-            exchange(&[2, 2], (Some(dim), None), &operand(rank, 4), 8, |t| comm.all_gather(&[0, 1], t))
-                .unwrap()
+            exchange(&[2, 2], (Some(dim), None), &operand(rank, 4), 8, |t| {
+                comm.collective(AllGather, &[0, 1], t)
+            })
+            .unwrap()
         })
     });
     let expected = [[0., 1., 2., 3., 100., 101., 102., 103.], [0., 1., 100., 101., 2., 3., 102., 103.]];
@@ -73,7 +76,7 @@ fn a_gather_around_parts_that_are_in_place_is_a_gather() {
     ];
     let gather = |collective| {
         let sample = Sample { collective, group: vec![2, 0, 1], tensors: tensors.to_vec() };
-        on_threads(3, |communicator| sample.run(communicator).unwrap())
+        on_threads(3, |communicator| sample.run(&*communicator).unwrap())
     };
     assert_eq!(gather(Collective::GatherInPlace), gather(Collective::Gather(0)));
 }
@@ -88,7 +91,7 @@ fn a_reduction_in_the_place_of_its_operands_has_the_bits_of_one_beside_them() {
         for group in [vec![2, 0, 3, 1], vec![1, 2, 0], vec![3, 1], vec![2]] {
             let reduce = |collective| {
                 let sample = Sample { collective, group: group.clone(), tensors: tensors.to_vec() };
-                on_threads(4, |communicator| sample.run(communicator).unwrap())
+                on_threads(4, |communicator| sample.run(&*communicator).unwrap())
             };
             assert_eq!(reduce(Collective::SumInPlace), reduce(Collective::Sum), "{group:?}");
             assert_eq!(reduce(Collective::MaxInPlace), reduce(Collective::Max), "{group:?}");
@@ -99,7 +102,8 @@ fn a_reduction_in_the_place_of_its_operands_has_the_bits_of_one_beside_them() {
 #[test]
 fn the_order_of_a_group_decides_who_has_which_part() {
     let gathered = on_ranks(2, |rank, comm| {
-        exchange(&[1], (Some(0), None), &operand(rank, 1), 2, |t| comm.all_gather(&[1, 0], t)).unwrap()
+        exchange(&[1], (Some(0), None), &operand(rank, 1), 2, |t| comm.collective(AllGather, &[1, 0], t))
+            .unwrap()
     });
     assert_eq!(gathered, [Some(vec![100., 0.]), Some(vec![100., 0.])]);
 }
@@ -108,7 +112,7 @@ fn the_order_of_a_group_decides_who_has_which_part() {
 fn an_all_to_all_moves_the_split_from_one_dim_to_another() {
     let moved = on_ranks(2, |rank, comm| {
         let own = operand(rank, 4);
-        exchange(&[1, 4], (Some(0), Some(1)), &own, 4, |t| comm.all_to_all(&[0, 1], t)).unwrap()
+        exchange(&[1, 4], (Some(0), Some(1)), &own, 4, |t| comm.collective(AllToAll, &[0, 1], t)).unwrap()
     });
     assert_eq!(moved, [Some(vec![0., 1., 100., 101.]), Some(vec![2., 3., 102., 103.])]);
 }
@@ -128,14 +132,14 @@ fn an_all_reduce_is_bitwise_a_reduce_scatter_and_a_gather() {
             let own = rough(rank, len);
             let sum = PartialKind::Sum;
             let whole = exchange(&[rows, columns], (None, None), &own, len, |t| {
-                comm.all_reduce(&[0, 1, 2, 3], sum, t)
+                comm.collective(AllReduce(sum), &[0, 1, 2, 3], t)
             })
             .unwrap();
             let share = exchange(&[rows, columns], (None, Some(0)), &own, len / 4, |t| {
-                comm.reduce_scatter(&group, sum, t)
+                comm.collective(ReduceScatter(sum), &group, t)
             });
             let together = exchange(&[rows / 4, columns], (Some(0), None), &share.unwrap(), len, |t| {
-                comm.all_gather(&group, t)
+                comm.collective(AllGather, &group, t)
             });
             (whole, together.unwrap())
         });
@@ -173,11 +177,11 @@ fn a_scatter_along_an_inner_dim_and_several_tensors_travel_together() {
                 result: bytemuck::cast_slice_mut(&mut second),
             },
         ];
-        comm.reduce_scatter(&[0, 1], PartialKind::Max, &mut tensors).unwrap();
+        comm.collective(ReduceScatter(PartialKind::Max), &[0, 1], &mut tensors).unwrap();
         let mut sum = [0i64];
-        comm.all_reduce(
+        comm.collective(
+            AllReduce(PartialKind::Sum),
             &[0, 1],
-            PartialKind::Sum,
             &mut [Exchanged {
                 dtype: DType::I64,
                 sizes: &[],
@@ -201,7 +205,8 @@ fn groups_meet_many_times_without_each_other() {
         let pairs = [vec![rank & !1, rank | 1], vec![rank & 1, rank & 1 | 2]];
         let mut total = vec![rank as f32; 5000]; // large enough to be reduced by shares
         for round in 0..60 {
-            let reduce = |t: &mut [Exchanged]| comm.all_reduce(&pairs[round % 2], PartialKind::Sum, t);
+            let reduce =
+                |t: &mut [Exchanged]| comm.collective(AllReduce(PartialKind::Sum), &pairs[round % 2], t);
             total = exchange(&[5000], (None, None), &total, 5000, reduce).unwrap();
             total.iter_mut().for_each(|x| *x *= 0.5);
         }
@@ -213,7 +218,8 @@ fn groups_meet_many_times_without_each_other() {
 /// Runs an `all_reduce` of 5000 numbers by the ranks of a group.
 fn reduce(comm: &dyn Communicator, group: &[u64]) -> Result<(), CommError> {
     let own = operand(comm.rank(), 5000);
-    exchange(&[5000], (None, None), &own, 5000, |t| comm.all_reduce(group, PartialKind::Sum, t)).map(drop)
+    exchange(&[5000], (None, None), &own, 5000, |t| comm.collective(AllReduce(PartialKind::Sum), group, t))
+        .map(drop)
 }
 
 #[test]
@@ -237,7 +243,8 @@ fn a_rank_that_panics_inside_a_collective_ends_all() {
     let ended = on_ranks(4, |rank, comm| {
         let own = operand(rank, 8);
         let len = if rank == 2 { 7 } else { 8 };
-        exchange(&[8], (None, None), &own, len, |t| comm.all_gather(&[0, 1, 2, 3], t)).map(drop)?;
+        exchange(&[8], (None, None), &own, len, |t| comm.collective(AllGather, &[0, 1, 2, 3], t))
+            .map(drop)?;
         reduce(comm, &[0, 1, 2, 3])
     });
     assert_eq!(ended[2], None);
@@ -273,7 +280,7 @@ fn different_collectives_of_one_group_are_told_apart() {
     let ended = on_ranks(2, |rank, comm| {
         let own = operand(rank, 4);
         let kind = if rank == 0 { PartialKind::Sum } else { PartialKind::Max };
-        exchange(&[4], (None, None), &own, 4, |t| comm.all_reduce(&[0, 1], kind, t))
+        exchange(&[4], (None, None), &own, 4, |t| comm.collective(AllReduce(kind), &[0, 1], t))
     });
     for error in ended {
         assert_eq!(

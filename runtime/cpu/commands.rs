@@ -3,7 +3,7 @@
 use super::beside::{Scheduled, Schedules};
 use ir::Mesh;
 use program::commands::work::bytes;
-use program::commands::{Command, CommandClass, CommandList, Queue};
+use program::commands::{Command, CommandClass, CommandList, Stream};
 use program::{Instruction, Part, Program};
 
 /// Returns the commands of a step of this number of microbatches.
@@ -24,8 +24,8 @@ pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
                     own.waits_for.and_then(|newest| scheduled.iter().position(|other| other.index == newest))
                 }
             };
-            let queue = if own.is_beside { Queue::Exchange } else { Queue::Main };
-            Command { queue, waits: waits_for.into_iter().collect(), ..command }
+            let stream = if own.is_beside { Stream::Exchange } else { Stream::Main };
+            Command { stream, waits: waits_for.into_iter().collect(), ..command }
         };
         scheduled.iter().enumerate().map(one).collect()
     };
@@ -97,7 +97,7 @@ mod tests {
             .filter(|&number| matches!(microbatch[number].class, CommandClass::Collective(_)))
             .collect();
         let [first, last] = exchanges[..] else { panic!("{exchanges:?}") };
-        assert_eq!((microbatch[first].queue, microbatch[last].queue), (Queue::Exchange, Queue::Main));
+        assert_eq!((microbatch[first].stream, microbatch[last].stream), (Stream::Exchange, Stream::Main));
         assert_eq!(microbatch[last].waits.to_vec(), [first]);
     }
 

@@ -35,20 +35,27 @@ macro_rules! elements {
 }
 elements!(f64, f32, i64, i32, i16, i8, u64, u32, u16, u8);
 
+/// Runs `$body` with `$t` as the type that a list has for a value.
+macro_rules! with_type {
+    ($value:expr, $t:ident => $body:expr, $($pattern:pat => $ty:ty),+ $(; $other:ident => $otherwise:expr)?) => {
+        match $value {
+            $($pattern => {
+                type $t = $ty;
+                $body
+            })+
+            $($other => $otherwise,)?
+        }
+    };
+}
+pub(super) use with_type;
+
 /// Runs `$body` with `$t` as the float type of a dtype.
 macro_rules! with_float {
     ($dtype:expr, $t:ident => $body:expr) => {
-        match $dtype {
-            ir::DType::F64 => {
-                type $t = f64;
-                $body
-            }
-            ir::DType::F32 => {
-                type $t = f32;
-                $body
-            }
-            half => crate::element::with_half!(half, $t => $body),
-        }
+        crate::element::with_type!(
+            $dtype, $t => $body, ir::DType::F64 => f64, ir::DType::F32 => f32;
+            half => crate::element::with_half!(half, $t => $body)
+        )
     };
 }
 pub(super) use with_float;
@@ -56,17 +63,10 @@ pub(super) use with_float;
 /// Runs `$body` with `$t` as the two-byte float type of a dtype.
 macro_rules! with_half {
     ($dtype:expr, $t:ident => $body:expr) => {
-        match $dtype {
-            ir::DType::F16 => {
-                type $t = ::half::f16;
-                $body
-            }
-            ir::DType::BF16 => {
-                type $t = ::half::bf16;
-                $body
-            }
-            other => unreachable!("{other} is no float type"),
-        }
+        crate::element::with_type!(
+            $dtype, $t => $body, ir::DType::F16 => ::half::f16, ir::DType::BF16 => ::half::bf16;
+            other => unreachable!("{other} is no float type")
+        )
     };
 }
 pub(super) use with_half;
@@ -74,16 +74,7 @@ pub(super) use with_half;
 /// Runs `$body` with `$t` as the type in which floats of a dtype are computed.
 macro_rules! with_real {
     ($dtype:expr, $t:ident => $body:expr) => {
-        match $dtype {
-            ir::DType::F64 => {
-                type $t = f64;
-                $body
-            }
-            _ => {
-                type $t = f32;
-                $body
-            }
-        }
+        crate::element::with_type!($dtype, $t => $body, ir::DType::F64 => f64, _ => f32)
     };
 }
 pub(super) use with_real;
@@ -91,41 +82,12 @@ pub(super) use with_real;
 /// Runs `$body` with `$t` as the integer type of a dtype.
 macro_rules! with_integer {
     ($dtype:expr, $t:ident => $body:expr) => {
-        match $dtype {
-            ir::DType::I64 => {
-                type $t = i64;
-                $body
-            }
-            ir::DType::I32 => {
-                type $t = i32;
-                $body
-            }
-            ir::DType::I16 => {
-                type $t = i16;
-                $body
-            }
-            ir::DType::I8 => {
-                type $t = i8;
-                $body
-            }
-            ir::DType::U64 => {
-                type $t = u64;
-                $body
-            }
-            ir::DType::U32 => {
-                type $t = u32;
-                $body
-            }
-            ir::DType::U16 => {
-                type $t = u16;
-                $body
-            }
-            ir::DType::U8 => {
-                type $t = u8;
-                $body
-            }
-            other => unreachable!("{other} is no integer type"),
-        }
+        crate::element::with_type!(
+            $dtype, $t => $body,
+            ir::DType::I64 => i64, ir::DType::I32 => i32, ir::DType::I16 => i16, ir::DType::I8 => i8,
+            ir::DType::U64 => u64, ir::DType::U32 => u32, ir::DType::U16 => u16, ir::DType::U8 => u8;
+            other => unreachable!("{other} is no integer type")
+        )
     };
 }
 pub(super) use with_integer;
@@ -133,24 +95,7 @@ pub(super) use with_integer;
 /// Runs `$body` with `$t` as the unsigned type of this width in bytes, for kernels that only move elements.
 macro_rules! with_width {
     ($bytes:expr, $t:ident => $body:expr) => {
-        match $bytes {
-            1 => {
-                type $t = u8;
-                $body
-            }
-            2 => {
-                type $t = u16;
-                $body
-            }
-            4 => {
-                type $t = u32;
-                $body
-            }
-            _ => {
-                type $t = u64;
-                $body
-            }
-        }
+        crate::element::with_type!($bytes, $t => $body, 1 => u8, 2 => u16, 4 => u32, _ => u64)
     };
 }
 pub(super) use with_width;

@@ -371,9 +371,8 @@ mod tests {
             [257, 700, 48],
         ] {
             for (way, count) in (0..8).flat_map(|way| [1, 3].map(|count| (way, count))) {
-                let lies = |rows: usize, columns: usize, transposed: bool| match transposed {
-                    true => Matrix::with_rows(rows).transposed(),
-                    false => Matrix::with_rows(columns),
+                let lies = |rows: usize, columns: usize, transposed: bool| {
+                    if transposed { Matrix::with_rows(rows).transposed() } else { Matrix::with_rows(columns) }
                 };
                 let [left, right, result] =
                     [lies(m, k, way & 1 > 0), lies(k, n, way & 2 > 0), lies(m, n, way & 4 > 0)];

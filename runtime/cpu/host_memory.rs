@@ -111,9 +111,10 @@ impl HostProgram {
             let mut operands = instruction.operands.iter();
             instruction.is_on_host() && operands.any(|view| view.region == Region::Constants)
         };
-        let constants = match program.sections.iter().flatten().any(reads_constants) {
-            true => Constants::new(&program),
-            false => Constants::none(),
+        let constants = if program.sections.iter().flatten().any(reads_constants) {
+            Constants::new(&program)
+        } else {
+            Constants::none()
         };
         let bytes = program.memory.constants;
         let constants = constants.map_err(|source| DeviceError::Memory { bytes, source })?;

@@ -2,11 +2,13 @@
 
 use super::math::Real;
 
-/// Defines a function whose body is compiled once for each instruction set that `pulp` knows, and dispatched when called. All functions
-/// that the body calls must be `#[inline(always)]`.
+/// Defines functions whose bodies are compiled once for each instruction set that `pulp` knows, and dispatched when called. All functions
+/// that a body calls must be `#[inline(always)]`.
 macro_rules! vectorized {
-    ($(#[$meta:meta])* $vis:vis fn $name:ident<$($life:lifetime),*; $($t:ident: $bound:path),*>
-        ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+    ($(
+        $(#[$meta:meta])* $vis:vis fn $name:ident<$($life:lifetime),*; $($t:ident: $bound:path),*>
+        ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+    )+) => { $(
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
         $vis fn $name<$($life,)* $($t: $bound),*>($($arg: $ty),*) $(-> $ret)? {
@@ -21,7 +23,7 @@ macro_rules! vectorized {
             }
             pulp::Arch::new().dispatch(Call { $($arg),* })
         }
-    };
+    )+ };
 }
 pub(super) use vectorized;
 

@@ -142,9 +142,7 @@ vectorized! {
     pub(super) fn widen<'a, 'b; S: Float>(from: &'a [S], to: &'b mut [S::Real]) {
         to.iter_mut().zip(from).for_each(|(to, &from)| *to = from.widen());
     }
-}
 
-vectorized! {
     pub(super) fn narrow<'a, 'b; S: Float>(from: &'a [S::Real], to: &'b mut [S]) {
         to.iter_mut().zip(from).for_each(|(to, &from)| *to = S::narrow(from));
     }

@@ -52,7 +52,7 @@ impl Clock {
         for (number, (section, instruction, stream)) in self.stamped.drain(..).enumerate() {
             let [start, end] = [since(BEGINNING + 1 + 2 * number)?, since(BEGINNING + 2 + 2 * number)?];
             let [start, time] = [start, (end - start).max(0.0)].map(Duration::from_secs_f64);
-            let track = stream.name();
+            let track = stream.described();
             self.profile.add_span(Span { section, instruction, track, start, time });
         }
         Ok(())

@@ -1,17 +1,17 @@
-//! The commands of a GPU as the simulator sees them: their queues, waits, bytes and operations.
+//! The commands of a GPU as the simulator sees them: their streams, waits, bytes and operations.
 
 #[cfg(test)]
 mod tests;
 
 use super::program::{
     Argument, Collective, Command as CudaCommand, CudaProgram, Event, Launch, Matrices, MemoryCopy, Multiply,
-    Stream, Task, ValueStart,
+    Task, ValueStart,
 };
 use ir::machine::Unit;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::{DType, Op, Operator, Signature, Type};
 use program::commands::work::{Work, bytes, elements, largest_sizes};
-use program::commands::{Command, CommandClass, CommandList, Exchange, Queue};
+use program::commands::{Command, CommandClass, CommandList, Exchange};
 use program::{Activation, Instruction, Kernel, Part, Section, View};
 use std::collections::BTreeMap;
 
@@ -36,18 +36,6 @@ fn waits(commands: &[CudaCommand]) -> Vec<Vec<usize>> {
         waits
     });
     waits.collect()
-}
-
-fn queue(stream: Stream) -> Queue {
-    match stream {
-        Stream::Main => Queue::Main,
-        Stream::Side => Queue::Side,
-        Stream::Exchange => Queue::Exchange,
-        Stream::Upload => Queue::Upload,
-        Stream::Download => Queue::Download,
-        Stream::Host => Queue::Host,
-        Stream::Disk => Queue::Disk,
-    }
 }
 
 /// The work of a program's commands.
@@ -103,7 +91,7 @@ impl<'a> Works<'a> {
             kind: self.kind(instruction, &command.task),
             sizes: sizes(instruction, &command.task),
             origin: instruction.origin.clone(),
-            queue: queue(command.stream),
+            stream: command.stream,
             waits: waits.into(),
             layers: if let Task::Launch(launch) = &command.task { launch.grid[2] } else { 1 },
             work,

@@ -193,7 +193,7 @@ impl Workspace {
             Stream::Main => Ok(Self::Main),
             Stream::Side => Ok(Self::Side),
             Stream::Exchange | Stream::Upload | Stream::Download | Stream::Host | Stream::Disk => {
-                let stream = stream.name();
+                let stream = stream.described();
                 Err(DriverError(format!(
                     "a multiplication on the {stream}: only the main stream and the side stream have a workspace of cuBLASLt"
                 )))
@@ -210,7 +210,7 @@ pub fn check_library(stream: Stream, task: &LibraryTask) -> Result<(), DriverErr
     if stream == Stream::Main {
         return Ok(());
     }
-    let (name, stream) = (task.instruction.name(), stream.name());
+    let (name, stream) = (task.instruction.name(), stream.described());
     Err(DriverError(format!("`{name}` on the {stream}: only the main stream has a workspace of cuDNN")))
 }
 

@@ -104,9 +104,10 @@ fn new_enough(flag: &str, devices: &[DeviceFacts], ranks: u64, is_one_rank: bool
     let mut first = devices.iter().take(ranks as usize).enumerate();
     let Some(old) = first.find_map(|(gpu, facts)| facts.refusal(gpu)) else { return Ok(()) };
     let error = Diagnostic::new(format!("{flag}: {old}"));
-    let error = match any_is_sound {
-        true => error.note("CUDA_VISIBLE_DEVICES=N,N chooses GPUs of this machine by their numbers"),
-        false => error,
+    let error = if any_is_sound {
+        error.note("CUDA_VISIBLE_DEVICES=N,N chooses GPUs of this machine by their numbers")
+    } else {
+        error
     };
     Err(error.note("--device cpu trains on the processor; `trainyard doctor` lists the GPUs of this machine"))
 }

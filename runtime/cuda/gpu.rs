@@ -184,12 +184,15 @@ impl Gpu {
         format!("GPU {} ({})", self.ordinal, self.facts.name)
     }
 
-    fn queue(&self, stream: Stream) -> &Queue {
-        &self.queues[stream as usize]
+    /// Returns a stream's queue, after it has made the context current on this thread.
+    fn queue(&self, stream: Stream) -> Result<&Queue, DriverError> {
+        self.context.bind()?;
+        Ok(&self.queues[stream as usize])
     }
 
     /// Runs `act` on the main queue, after all earlier commands of every queue and before all later ones.
     fn apart<T>(&self, act: impl FnOnce(&Queue) -> Result<T, DriverError>) -> Result<T, DriverError> {
+        self.context.bind()?;
         let [main, others @ ..] = &self.queues;
         let [before, after] = &self.fences;
         for other in others {
@@ -259,7 +262,7 @@ impl Driver for Gpu {
         // Free memory may be fragmented.
         let memory = Allocation::new(bytes)
             .map_err(|error| DriverError(format!("{}: {error}", too_much(bytes, &gpu, (free, total)))))?;
-        let main = self.queue(Stream::Main);
+        let main = self.queue(Stream::Main)?;
         memory.clear(bytes, main)?;
         main.finish()?;
         let at = memory.at;
@@ -291,23 +294,19 @@ impl Driver for Gpu {
     }
 
     fn write(&mut self, at: Address, bytes: &[u8]) -> Result<(), DriverError> {
-        self.context.bind()?;
         self.apart(|main| self.staging.borrow_mut().write(main, at, bytes))
     }
 
     fn read(&self, at: Address, bytes: &mut [u8]) -> Result<(), DriverError> {
-        self.context.bind()?;
         self.apart(|main| self.staging.borrow_mut().read(main, at, bytes))?;
         self.together()
     }
 
     fn feed(&mut self, at: Address, bytes: &[u8]) -> Result<(), DriverError> {
-        self.context.bind()?;
         self.apart(|main| self.exchange.borrow_mut().feed(main, at, bytes))
     }
 
     fn fetch(&mut self, places: &[(Address, usize)]) -> Result<Fetched, DriverError> {
-        self.context.bind()?;
         self.apart(|main| self.exchange.borrow_mut().fetch(main, places))
     }
 
@@ -319,24 +318,21 @@ impl Driver for Gpu {
     }
 
     fn begin_capture(&mut self) -> Result<(), DriverError> {
-        self.context.bind()?;
-        self.queue(Stream::Main).begin_capture()?;
+        self.queue(Stream::Main)?.begin_capture()?;
         self.host_tasks.begin_capture();
         Ok(())
     }
 
     fn end_capture(&mut self) -> Result<Graph, DriverError> {
         self.host_tasks.end_capture();
-        self.context.bind()?;
-        let graph = self.queue(Stream::Main).end_capture()?;
+        let graph = self.queue(Stream::Main)?.end_capture()?;
         self.graphs.push(graph);
         Ok(Graph(self.graphs.len() - 1))
     }
 
     fn replay(&mut self, Graph(graph): Graph) -> Result<(), DriverError> {
-        self.context.bind()?;
         let unknown = || DriverError("a CUDA graph that was not captured".into());
-        self.queue(Stream::Main).replay(self.graphs.get(graph).ok_or_else(unknown)?)
+        self.queue(Stream::Main)?.replay(self.graphs.get(graph).ok_or_else(unknown)?)
     }
 
     fn launch(
@@ -346,8 +342,7 @@ impl Driver for Gpu {
         launch: &Launch,
         arguments: &[u64],
     ) -> Result<(), DriverError> {
-        self.context.bind()?;
-        self.kernels.launch(self.queue(stream), loaded, launch, arguments)
+        self.kernels.launch(self.queue(stream)?, loaded, launch, arguments)
     }
 
     fn multiply(
@@ -365,17 +360,15 @@ impl Driver for Gpu {
     }
 
     fn library(&mut self, stream: Stream, task: LibraryTask) -> Result<(), DriverError> {
-        self.context.bind()?;
         let unloaded =
             || DriverError(format!("`{}` of a program that was not loaded", task.instruction.name()));
         let Some(Ok(cudnn)) = &self.cudnn else { return Err(unloaded()) };
         check_library(stream, &task)?;
-        cudnn.run(self.queue(stream), &task)
+        cudnn.run(self.queue(stream)?, &task)
     }
 
     fn copy(&mut self, stream: Stream, task: CopyTask) -> Result<(), DriverError> {
-        self.context.bind()?;
-        self.queue(stream).copy(task)
+        self.queue(stream)?.copy(task)
     }
 
     fn on_host(&mut self, stream: Stream, task: HostTask) -> Result<(), DriverError> {
@@ -384,9 +377,8 @@ impl Driver for Gpu {
     }
 
     fn collective(&mut self, stream: Stream, task: CollectiveTask) -> Result<(), DriverError> {
-        self.context.bind()?;
         let alone = || DriverError(format!("{}: {}", task.collective, CommError::Alone));
-        self.seat.as_ref().ok_or_else(alone)?.exchange(self.queue(stream), task)
+        self.seat.as_ref().ok_or_else(alone)?.exchange(self.queue(stream)?, task)
     }
 
     fn send(&mut self, task: MessageTask) -> Result<(), DriverError> {
@@ -409,13 +401,11 @@ impl Driver for Gpu {
     }
 
     fn record(&mut self, stream: Stream, event: Event) -> Result<(), DriverError> {
-        self.context.bind()?;
-        self.event(event)?.record(self.queue(stream))
+        self.event(event)?.record(self.queue(stream)?)
     }
 
     fn wait(&mut self, stream: Stream, event: Event) -> Result<(), DriverError> {
-        self.context.bind()?;
-        self.queue(stream).wait(self.event(event)?)
+        self.queue(stream)?.wait(self.event(event)?)
     }
 
     fn stamp(&mut self, stream: Stream, number: usize) -> Result<(), DriverError> {

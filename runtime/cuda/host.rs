@@ -14,7 +14,6 @@ mod guarded;
 mod lent;
 mod multiply;
 mod pages;
-mod ptx;
 mod sectors;
 mod state;
 
@@ -25,15 +24,16 @@ use super::driver::{
 use super::program::{CudaProgram, Event, Kernel, Launch, Multiply, Stream};
 use capture::{Capture, Warm};
 use checked::Declared;
+pub use checked::{CheckedLaunch, LaunchCheck};
 use comm::Communicator;
 use compile::{Compiled, Libraries, Stop};
 use exchange::Exchange;
 pub use exchange::Notes;
 use functions::HostThread;
+pub use guarded::Side;
 use guarded::{Guards, Words};
 use pages::PagedBytes;
 use program::Instruction;
-pub use ptx::{LeftOut, Ptx, Row, Table, family};
 pub use sectors::{Counts, Sectors};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -76,8 +76,8 @@ pub struct Host {
     corners: u32,
     /// Whether a command may touch only the memory that it declares.
     is_checked: bool,
-    /// The interpreter that also runs the PTX of the launches that are checked.
-    ptx: Option<Ptx>,
+    /// A second way of running the launches that are checked.
+    second_way: Option<Arc<dyn LaunchCheck>>,
     /// Whether the stand-in refuses captures.
     refuses_captures: bool,
     /// The memory that the next command declares.
@@ -169,7 +169,7 @@ impl Host {
             inside: BTreeSet::new(),
             corners: 0,
             is_checked: false,
-            ptx: None,
+            second_way: None,
             refuses_captures: false,
             declared: vec![],
             functions: HostThread::default(),

@@ -34,9 +34,11 @@ pub(crate) mod source;
 pub(super) use collective::scratch as exchange_scratch;
 pub(super) use contract::batches;
 pub use order::races;
+pub use source::stored;
 
 use super::program::{
-    Collective, Command, CudaProgram, MemoryCopy, Multiply, Place, PlacedMessage, Task, ValueStart, Waves,
+    Collective, Command, CudaProgram, MemoryCopy, Multiply, PlacedMessage, Task, TouchedBytes, ValueStart,
+    Waves,
 };
 use ir::{Diagnostic, Op};
 use program::Multiprocessors;
@@ -148,8 +150,8 @@ enum Step {
 /// A command whose kernel has no number yet.
 struct Draft {
     step: Step,
-    reads: SmallVec<[Place; 6]>,
-    writes: SmallVec<[Place; 3]>,
+    reads: SmallVec<[TouchedBytes; 6]>,
+    writes: SmallVec<[TouchedBytes; 3]>,
     waves: Waves,
 }
 
@@ -157,11 +159,13 @@ impl Draft {
     /// Returns the draft of a step. It reads and writes the memory of its instruction; a multiplication whose epilogue at most adds a
     /// matrix touches only its own matrices. A later step also reads the results, which an earlier step may have written.
     fn of(step: Step, instruction: &Instruction, index: usize, is_later: bool) -> Self {
-        let all = |views: &[View]| views.iter().map(Place::of).collect::<SmallVec<[Place; 3]>>();
-        let scratch = instruction.scratch.iter().map(Place::of);
-        let mut reads: SmallVec<[Place; 6]> =
+        let all =
+            |views: &[View]| views.iter().map(TouchedBytes::of).collect::<SmallVec<[TouchedBytes; 3]>>();
+        let scratch = instruction.scratch.iter().map(TouchedBytes::of);
+        let mut reads: SmallVec<[TouchedBytes; 6]> =
             all(&instruction.operands).into_iter().chain(scratch.clone()).collect();
-        let mut writes: SmallVec<[Place; 3]> = all(&instruction.results).into_iter().chain(scratch).collect();
+        let mut writes: SmallVec<[TouchedBytes; 3]> =
+            all(&instruction.results).into_iter().chain(scratch).collect();
         if instruction.accumulates || is_later {
             reads.extend(all(&instruction.results));
         }
@@ -206,7 +210,7 @@ impl Draft {
 }
 
 /// Returns the memory that a multiplication reads and writes, if its epilogue at most adds a matrix.
-fn places(multiply: &Multiply) -> (SmallVec<[Place; 6]>, SmallVec<[Place; 3]>) {
+fn places(multiply: &Multiply) -> (SmallVec<[TouchedBytes; 6]>, SmallVec<[TouchedBytes; 3]>) {
     let ([m, k, n], dtype, batch) = (multiply.sizes, multiply.dtype, multiply.batch);
     let out = multiply.out.place(multiply.out_dtype, batch, [m, n]);
     let mut reads = SmallVec::from_iter([
@@ -251,7 +255,7 @@ fn missing(what: &str) -> Diagnostic {
 fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<Vec<Step>, Diagnostic> {
     let one = |run| Ok(vec![Step::Kernel(run)]);
     match op {
-        Op::Contract(op) => contract::steps(op, instruction, on),
+        Op::Contract(op) => Ok(contract::steps(op, instruction, on)),
         Op::Reduce(op) => Ok(reduce::steps(op, instruction, on)),
         Op::Accumulate(_) => one(copy::accumulate(instruction)),
         Op::Bitcast(_)
@@ -271,53 +275,50 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
         // Lowering puts these among the constants.
         Op::Constant(_) | Op::Iota(_) | Op::Splat(_) => Ok(vec![]),
         Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => Ok(vec![Step::Library]),
-        Op::Adagrad(op) => optimizer::adagrad(op, instruction, on),
-        Op::Adam(op) => optimizer::adam(op, instruction, on),
+        Op::Adagrad(op) => one(optimizer::adagrad(op, instruction, on)),
+        Op::Adam(op) => one(optimizer::adam(op, instruction, on)),
         Op::Adam8bit(op) => optimizer::adam_8bit(op, instruction, on),
-        Op::Addends(_) => compression::addends(instruction),
-        Op::Attention(op) => attention::attention(op, instruction),
-        Op::AttentionGrad(op) => attention::attention_grad(op, instruction),
-        Op::AvgPool(op) => pool::avg_pool(op, instruction),
-        Op::AvgPoolGrad(op) => pool::avg_pool_grad(op, instruction),
-        Op::BatchNorm(op) => batch_norm::normalize(op, instruction),
-        Op::BatchNormGrad(op) => batch_norm::gradient(op, instruction, on),
-        Op::BatchStatistics(op) => batch_norm::statistics(op, instruction, on),
-        Op::Concat(op) => shape::concat(op, instruction),
-        Op::CrossEntropy(op) => loss::cross_entropy(op, instruction),
-        Op::CrossEntropyGrad(op) => loss::cross_entropy_grad(op, instruction),
-        Op::CumulativeSum(op) => shape::cumulative_sum(op, instruction),
-        Op::Det(op) => det::det(op, instruction),
-        Op::Dropout(op) => dropout::dropout(op, instruction),
-        Op::Experts(op) => experts::experts(op, instruction, on),
-        Op::ExpertsGrad(op) => experts::experts_grad(op, instruction, on),
-        Op::Gather(op) => indexing::gather(op, instruction),
-        Op::GatherElements(op) => indexing::gather_elements(op, instruction),
-        Op::GatherElementsGrad(op) => indexing::gather_elements_grad(op, instruction),
-        Op::GatherGrad(op) => indexing::gather_grad(op, instruction),
-        Op::GatherNd(op) => indexing::gather_nd(op, instruction),
-        Op::GatherNdGrad(op) => indexing::gather_nd_grad(op, instruction),
-        Op::LayerNorm(op) => norm::layer_norm(op, instruction, on),
-        Op::LayerNormGrad(op) => norm::layer_norm_grad(op, instruction, on),
-        Op::Lion(op) => optimizer::lion(op, instruction, on),
-        Op::LogSoftmax(op) => softmax::log_softmax(op, instruction, on),
-        Op::MaxPool(op) => pool::max_pool(op, instruction),
-        Op::MaxPoolGrad(op) => pool::max_pool_grad(op, instruction),
-        Op::MaxPoolGradAt(op) => pool::max_pool_grad_at(op, instruction),
-        Op::MaxPoolIndices(op) => pool::max_pool_indices(op, instruction),
+        Op::Addends(_) => one(compression::addends(instruction)),
+        Op::Attention(op) => one(attention::attention(op, instruction)),
+        Op::AttentionGrad(op) => Ok(attention::attention_grad(op, instruction)),
+        Op::AvgPool(op) => one(pool::avg_pool(op, instruction)),
+        Op::AvgPoolGrad(op) => one(pool::avg_pool_grad(op, instruction)),
+        Op::BatchNorm(op) => one(batch_norm::normalize(op, instruction)),
+        Op::BatchNormGrad(op) => Ok(batch_norm::gradient(op, instruction, on)),
+        Op::BatchStatistics(op) => Ok(batch_norm::statistics(op, instruction, on)),
+        Op::Concat(op) => Ok(shape::concat(op, instruction)),
+        Op::CrossEntropy(op) => Ok(loss::cross_entropy(op, instruction)),
+        Op::CrossEntropyGrad(op) => one(loss::cross_entropy_grad(op, instruction)),
+        Op::CumulativeSum(op) => Ok(shape::cumulative_sum(op, instruction)),
+        Op::Det(op) => one(det::det(op, instruction)),
+        Op::Dropout(op) => one(dropout::dropout(op, instruction)),
+        Op::Experts(op) => Ok(experts::experts(op, instruction, on)),
+        Op::ExpertsGrad(op) => Ok(experts::experts_grad(op, instruction, on)),
+        Op::Gather(_) | Op::GatherElements(_) | Op::GatherNd(_) => one(indexing::gather(op, instruction)),
+        Op::GatherGrad(_) | Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => {
+            Ok(scatter::sums(op, instruction))
+        }
+        Op::LayerNorm(op) => one(norm::forward("layer_norm", op.eps.get(), instruction, on)),
+        Op::LayerNormGrad(_) => Ok(norm::gradient("layer_norm_grad", instruction, on)),
+        Op::Lion(op) => one(optimizer::lion(op, instruction, on)),
+        Op::LogSoftmax(op) => one(softmax::by_rows("log_softmax", op.dim, instruction, on)),
+        Op::MaxPool(op) => one(pool::largest("max_pool", &op.windows, instruction)),
+        Op::MaxPoolGrad(op) => Ok(pool::max_pool_grad(op, instruction)),
+        Op::MaxPoolGradAt(op) => one(pool::max_pool_grad_at(op, instruction)),
+        Op::MaxPoolIndices(op) => one(pool::largest("max_pool_indices", &op.windows, instruction)),
         Op::Orthogonalize(_) => compression::orthogonalize(instruction),
-        Op::MaxPoolOffsets(op) => pool::max_pool_offsets(op, instruction),
-        Op::PackBits(_) => packing::pack(instruction),
-        Op::Pad(op) => shape::pad(op, instruction),
-        Op::RandomUniform(op) => dropout::uniform(op, instruction),
-        Op::RmsNorm(op) => norm::rms_norm(op, instruction, on),
-        Op::RmsNormGrad(op) => norm::rms_norm_grad(op, instruction, on),
-        Op::Rotary(op) => rotary::rotary(op, instruction),
-        Op::ScatterElements(op) => scatter::scatter_elements(op, instruction),
-        Op::ScatterNd(op) => scatter::scatter_nd(op, instruction),
-        Op::Sgd(op) => optimizer::sgd(op, instruction, on),
-        Op::Softmax(op) => softmax::softmax(op, instruction, on),
-        Op::SoftmaxGrad(op) => softmax::softmax_grad(op, instruction, on),
-        Op::TopK(op) => ranking::top_k(op, instruction),
-        Op::UnpackBits(_) => packing::unpack(instruction),
+        Op::MaxPoolOffsets(op) => one(pool::largest("max_pool_offsets", &op.windows, instruction)),
+        Op::PackBits(_) => one(packing::pack(instruction)),
+        Op::Pad(op) => one(shape::pad(op, instruction)),
+        Op::RandomUniform(op) => one(dropout::uniform(op, instruction)),
+        Op::RmsNorm(op) => one(norm::forward("rms_norm", op.eps.get(), instruction, on)),
+        Op::RmsNormGrad(_) => Ok(norm::gradient("rms_norm_grad", instruction, on)),
+        Op::Rotary(op) => one(rotary::rotary(op, instruction)),
+        Op::ScatterElements(_) | Op::ScatterNd(_) => Ok(scatter::changed(op, instruction)),
+        Op::Sgd(op) => one(optimizer::sgd(op, instruction, on)),
+        Op::Softmax(op) => one(softmax::by_rows("softmax", op.dim, instruction, on)),
+        Op::SoftmaxGrad(op) => one(softmax::by_rows("gradient", op.dim, instruction, on)),
+        Op::TopK(op) => one(ranking::top_k(op, instruction)),
+        Op::UnpackBits(_) => one(packing::unpack(instruction)),
     }
 }

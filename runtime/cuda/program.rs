@@ -3,6 +3,7 @@
 
 mod ranks;
 
+pub use program::commands::Stream;
 pub use ranks::{ByRank, Collective, CutDim, Pieces};
 
 use ir::DType;
@@ -61,44 +62,6 @@ impl File {
     }
 }
 
-/// A queue of commands. The commands of a queue run in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Stream {
-    /// Commands that all others wait for sooner or later.
-    Main,
-    /// Commands whose results are not needed soon: gradients of weights.
-    Side,
-    /// Exchanges with other devices.
-    Exchange,
-    /// Copies from the host.
-    Upload,
-    /// Copies to the host.
-    Download,
-    /// Instructions that run on the host.
-    Host,
-    /// Copies between the host and a file, which the host carries out.
-    Disk,
-}
-
-impl Stream {
-    /// Every stream.
-    pub const ALL: [Self; 7] =
-        [Self::Main, Self::Side, Self::Exchange, Self::Upload, Self::Download, Self::Host, Self::Disk];
-
-    /// Returns the stream's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Main => "main stream",
-            Self::Side => "side stream",
-            Self::Exchange => "exchange stream",
-            Self::Upload => "upload stream",
-            Self::Download => "download stream",
-            Self::Host => "host",
-            Self::Disk => "disk",
-        }
-    }
-}
-
 /// A mark on a stream, for which another stream can wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Event(pub u32);
@@ -115,9 +78,9 @@ pub struct Command {
     /// The work.
     pub task: Task,
     /// The memory that it reads.
-    pub reads: SmallVec<[Place; 6]>,
+    pub reads: SmallVec<[TouchedBytes; 6]>,
     /// The memory that it writes.
-    pub writes: SmallVec<[Place; 3]>,
+    pub writes: SmallVec<[TouchedBytes; 3]>,
     /// The range of the section's instructions from its first to its last.
     pub instructions: Range<usize>,
     /// Its instructions.
@@ -149,9 +112,9 @@ pub enum Task {
     Disk,
 }
 
-/// Bytes of a program's memory.
+/// Bytes of a program's memory that a command reads or writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct TouchedBytes {
     /// The memory.
     pub region: Region,
     /// The bytes, from the first to the last.
@@ -340,7 +303,7 @@ impl CudaProgram {
     }
 }
 
-impl Place {
+impl TouchedBytes {
     /// Returns the place of a view.
     pub fn of(view: &View) -> Self {
         Self { region: view.region, bytes: view.bytes(), runs: runs(&view.layout, view.dtype) }
@@ -415,12 +378,12 @@ impl Matrices {
     }
 
     /// Returns the place that these matrices span.
-    pub fn place(&self, dtype: DType, batch: usize, [rows, columns]: [usize; 2]) -> Place {
+    pub fn place(&self, dtype: DType, batch: usize, [rows, columns]: [usize; 2]) -> TouchedBytes {
         let strides = [self.apart, self.strides[0], self.strides[1]].map(|stride| stride as isize);
         let sizes = Sizes::from_slice(&[batch, rows, columns]);
         let layout = Layout { sizes, strides: SmallVec::from_slice(&strides), offset: 0 };
         let bytes = self.start as u64..self.start as u64 + layout.span().end as u64 * dtype.bytes();
-        Place { region: self.region, bytes, runs: runs(&layout, dtype) }
+        TouchedBytes { region: self.region, bytes, runs: runs(&layout, dtype) }
     }
 }
 

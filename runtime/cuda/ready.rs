@@ -135,10 +135,7 @@ impl Ready {
                 let other = rank_on(if sends { *to } else { *from });
                 let at = address(at.region, at.byte);
                 let message = MessageTask { channel: *channel, other, at, bytes: *bytes };
-                match sends {
-                    true => driver.send(message)?,
-                    false => driver.receive(message, self.turn.is_repeated)?,
-                }
+                if sends { driver.send(message)? } else { driver.receive(message, self.turn.is_repeated)? }
             }
             CommandTask::Copy(MemoryCopy { from, to, bytes }) => {
                 let [from, to] = [from, to].map(|start| address(start.region, start.byte));

@@ -39,5 +39,37 @@ pub(super) unsafe fn function<F: Copy>(symbols: &dyn Symbols, name: &str) -> Res
     Ok(unsafe { std::mem::transmute_copy(&address) })
 }
 
+/// Declares the functions of a library that are used, each with its exported name and its type in the library's header, as a struct whose
+/// `of` looks them up. The library is never closed.
+macro_rules! functions {
+    (
+        $(#[$meta:meta])*
+        $vis:vis struct $name:ident {
+            $(
+                $(#[$field_meta:meta])*
+                $field_vis:vis $field:ident: $symbol:literal fn($($argument:ty),* $(,)?) $(-> $result:ty)?,
+            )*
+        }
+    ) => {
+        $(#[$meta])*
+        $vis struct $name {
+            $($(#[$field_meta])* $field_vis $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl $name {
+            /// Looks the functions up.
+            ///
+            /// # Errors
+            /// The library has no function of a name.
+            #[allow(unsafe_code)]
+            $vis fn of(symbols: &dyn $crate::symbols::Symbols) -> Result<Self, String> {
+                // SAFETY: the declaration has the types of the library's header; the library is never closed.
+                Ok(unsafe { Self { $($field: $crate::symbols::function(symbols, $symbol)?,)* } })
+            }
+        }
+    };
+}
+pub(super) use functions;
+
 #[cfg(test)]
 pub(super) mod testing;

@@ -88,13 +88,12 @@ impl Column {
 
     fn write_array(&self, rows: &Rows, row: u64, shifted: bool, out: &mut [u8]) {
         let (dtype, source) = rows.row(if self.batched { row } else { 0 }, self.row_elements());
-        let converted = match shifted {
-            false => element::convert(dtype, source, self.dtype, out),
-            true => {
-                let (row, last) = out.split_at_mut(out.len() - self.dtype.bytes() as usize);
-                self.write_ignored(last);
-                element::convert(dtype, &source[dtype.bytes() as usize..], self.dtype, row)
-            }
+        let converted = if shifted {
+            let (row, last) = out.split_at_mut(out.len() - self.dtype.bytes() as usize);
+            self.write_ignored(last);
+            element::convert(dtype, &source[dtype.bytes() as usize..], self.dtype, row)
+        } else {
+            element::convert(dtype, source, self.dtype, out)
         };
         debug_assert!(converted.is_ok(), "`{}`: {converted:?} was checked before", self.name);
     }
@@ -107,9 +106,10 @@ impl Column {
             let (found, wanted) = (dims.to_vec(), self.row_dims.clone());
             return Err(DataError::WrongDims { data, found, name, wanted, batched: self.batched });
         }
-        match element::feeds(dtype, self.dtype) {
-            true => Ok(()),
-            false => Err(DataError::WrongDtype { data, found: dtype, name, wanted: self.dtype }),
+        if element::feeds(dtype, self.dtype) {
+            Ok(())
+        } else {
+            Err(DataError::WrongDtype { data, found: dtype, name, wanted: self.dtype })
         }
     }
 

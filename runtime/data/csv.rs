@@ -140,12 +140,13 @@ impl CsvFile {
         let mut rows = 0;
         opened.each_row(|line, cells| {
             rows += 1;
-            match cells.len() == columns {
-                true => Ok(()),
-                false => Err(malformed(format!(
+            if cells.len() == columns {
+                Ok(())
+            } else {
+                Err(malformed(format!(
                     "line {line} has {} columns, and the first line has {columns}",
                     cells.len()
-                ))),
+                )))
             }
         })?;
         if rows == 0 {
@@ -216,9 +217,10 @@ fn push(bytes: &mut Vec<u8>, cell: &str, dtype: DType) -> Result<(), String> {
     };
     let start = bytes.len();
     bytes.resize(start + dtype.bytes() as usize, 0);
-    match element::write(dtype, value, &mut bytes[start..]) {
-        true => Ok(()),
-        false => Err(format!("is `{}`, which does not fit {dtype}", shown())),
+    if element::write(dtype, value, &mut bytes[start..]) {
+        Ok(())
+    } else {
+        Err(format!("is `{}`, which does not fit {dtype}", shown()))
     }
 }
 

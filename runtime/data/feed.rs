@@ -61,9 +61,8 @@ pub(super) fn shown(columns: &[usize]) -> String {
             _ => ranges.push((column, column)),
         }
     }
-    let range = |(first, last): (usize, usize)| match first == last {
-        true => (first + 1).to_string(),
-        false => format!("{}-{}", first + 1, last + 1),
+    let range = |(first, last): (usize, usize)| {
+        if first == last { (first + 1).to_string() } else { format!("{}-{}", first + 1, last + 1) }
     };
     ranges.into_iter().map(range).collect::<Vec<_>>().join(", ")
 }

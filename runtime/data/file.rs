@@ -72,9 +72,10 @@ pub(super) fn map(path: &Path) -> Result<Bytes, DataError> {
 pub(super) fn files(path: &Path) -> Result<(Vec<PathBuf>, Format), DataError> {
     // This comes before the check of the name, because the name of a pipe tells nothing.
     let files = regular_files(path)?;
-    match fs::metadata(path).map_err(read_error(path))?.is_dir() {
-        true => of_one_format(path, files),
-        false => Ok((files, Format::of(path)?)),
+    if fs::metadata(path).map_err(read_error(path))?.is_dir() {
+        of_one_format(path, files)
+    } else {
+        Ok((files, Format::of(path)?))
     }
 }
 

@@ -233,9 +233,10 @@ fn push(bytes: &mut Vec<u8>, value: &Value, dtype: DType) -> Result<(), String> 
     };
     let start = bytes.len();
     bytes.resize(start + dtype.bytes() as usize, 0);
-    match element::write(dtype, scalar, &mut bytes[start..]) {
-        true => Ok(()),
-        false => Err(format!("has {value}, which does not fit {dtype}")),
+    if element::write(dtype, scalar, &mut bytes[start..]) {
+        Ok(())
+    } else {
+        Err(format!("has {value}, which does not fit {dtype}"))
     }
 }
 

@@ -52,9 +52,10 @@ pub(super) fn column(
         Offer::Csv(csv) => {
             let found = columns::labels(label, csv, wanted.options)?;
             notes.extend(columns::note(&found, label, csv, decisions));
-            let arrays = match found.columns.is_empty() {
-                true => None,
-                false => Some(csv.arrays(&found.columns, &label.name, label.dtype, &column.row_dims)?),
+            let arrays = if found.columns.is_empty() {
+                None
+            } else {
+                Some(csv.arrays(&found.columns, &label.name, label.dtype, &column.row_dims)?)
             };
             of_arrays(label, &column, arrays, token_column(wanted, features), from)?
         }
@@ -103,9 +104,10 @@ pub(super) fn column(
 fn ignored(label: &LabelSpec) -> Result<Option<Vec<u8>>, DataError> {
     let Some(value) = label.ignore_index.filter(|_| label.dtype.is_integer()) else { return Ok(None) };
     let mut bytes = vec![0; label.dtype.bytes() as usize];
-    match element::write(label.dtype, Scalar::Integer(value.into()), &mut bytes) {
-        true => Ok(Some(bytes)),
-        false => Err(no_labels(label, format!("the ignored value {value} does not fit {}", label.dtype))),
+    if element::write(label.dtype, Scalar::Integer(value.into()), &mut bytes) {
+        Ok(Some(bytes))
+    } else {
+        Err(no_labels(label, format!("the ignored value {value} does not fit {}", label.dtype)))
     }
 }
 

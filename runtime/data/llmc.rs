@@ -29,12 +29,13 @@ pub(super) fn tokens(file: &Bytes) -> Result<Option<(Bytes, usize)>, String> {
     let Some(kind) = KINDS.iter().find(|kind| kind.magic == magic) else { return Ok(None) };
     // Raw tokens may begin with these bytes by chance, but do not continue with a header's zeros.
     if version != kind.version {
-        return match rest.iter().all(|&word| word == 0) {
-            true => Err(format!(
+        return if rest.iter().all(|&word| word == 0) {
+            Err(format!(
                 "it has llm.c's header in version {version}; only version {} is supported",
                 kind.version
-            )),
-            false => Ok(None),
+            ))
+        } else {
+            Ok(None)
         };
     }
     if file.len() < HEADER_BYTES {

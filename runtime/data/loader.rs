@@ -130,15 +130,14 @@ impl Loader {
         let wanted = Wanted { spec, options, text, seed: options.seed };
         let whole = Dataset::build(wanted, &offer, &decisions, &mut notes)?;
         let ignorable = whole.columns.iter().any(|column| column.ignored.is_some());
-        let unfillable = match ignorable {
-            true => spec.unfillable.clone(),
-            false => {
-                let reason = match spec.label {
-                    Some(_) => "these labels have no ignored value".to_owned(),
-                    None => "the loss has no labels that could exclude a sample".to_owned(),
-                };
-                Unfillable { training: Some(reason.clone()), evaluation: Some(reason) }
-            }
+        let unfillable = if ignorable {
+            spec.unfillable.clone()
+        } else {
+            let reason = match spec.label {
+                Some(_) => "these labels have no ignored value".to_owned(),
+                None => "the loss has no labels that could exclude a sample".to_owned(),
+            };
+            Unfillable { training: Some(reason.clone()), evaluation: Some(reason) }
         };
         let (train, eval) = match &options.eval {
             Some(source) => (whole, Some(evaluation(wanted, source, &mut notes)?)),
@@ -183,9 +182,10 @@ impl Loader {
 
     /// Returns the steps per epoch. The last short batch counts if it is filled up; otherwise it is left out.
     pub fn steps_per_epoch(&self) -> u64 {
-        match self.fills_training {
-            true => self.train.samples.div_ceil(self.global_batch),
-            false => self.train.samples / self.global_batch,
+        if self.fills_training {
+            self.train.samples.div_ceil(self.global_batch)
+        } else {
+            self.train.samples / self.global_batch
         }
     }
 

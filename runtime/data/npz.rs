@@ -110,10 +110,7 @@ impl ZippedArray {
 
     /// Returns the largest number of bytes to which it may be unpacked. Big-endian elements are swapped in a copy, so they may take less.
     fn most(&self) -> u64 {
-        match self.header.big_endian {
-            true => unpack::most(),
-            false => unpack::most_in_place(),
-        }
+        if self.header.big_endian { unpack::most() } else { unpack::most_in_place() }
     }
 
     /// Returns the array: a slice of the file if it is stored, else unpacked into memory.

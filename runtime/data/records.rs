@@ -39,9 +39,10 @@ impl<'a> Records<'a> {
             if columns >= MOST_COLUMNS {
                 return Err(format!("line {line} has more than {MOST_COLUMNS} columns"));
             }
-            match record.contains(&b'"') {
-                false => cells.extend(text.split(char::from(self.delimiter)).map(Cow::Borrowed)),
-                true => self.quoted(text, cells).map_err(|reason| format!("line {line}: {reason}"))?,
+            if record.contains(&b'"') {
+                self.quoted(text, cells).map_err(|reason| format!("line {line}: {reason}"))?
+            } else {
+                cells.extend(text.split(char::from(self.delimiter)).map(Cow::Borrowed))
             }
             return Ok(Some(line));
         }

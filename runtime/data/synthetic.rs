@@ -26,9 +26,10 @@ impl Synthetic {
     pub(super) fn write_row(&self, dtype: DType, row: u64, first: u64, out: &mut [u8]) {
         for (index, slot) in out.chunks_exact_mut(dtype.bytes() as usize).enumerate() {
             let bits = mix(mix(self.key ^ row).wrapping_add(first + index as u64));
-            let value = match dtype.is_float() {
-                true => Scalar::Float(normal(bits)),
-                false => Scalar::Integer((bits % self.limit).into()),
+            let value = if dtype.is_float() {
+                Scalar::Float(normal(bits))
+            } else {
+                Scalar::Integer((bits % self.limit).into())
             };
             let fits = element::write(dtype, value, slot);
             debug_assert!(fits, "{value:?} does not fit {dtype}: the limit was checked before");

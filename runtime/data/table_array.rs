@@ -53,8 +53,9 @@ impl TableArray {
 /// Checks that an array of this type and these dims takes `bytes` bytes.
 pub(super) fn check_size(dtype: DType, dims: &[u64], bytes: u64) -> Result<(), String> {
     let size = dims.iter().try_fold(dtype.bytes(), |size, &dim| size.checked_mul(dim));
-    match size == Some(bytes) {
-        true => Ok(()),
-        false => Err(format!("is {dtype}{dims:?}, which does not fit its {bytes} bytes")),
+    if size == Some(bytes) {
+        Ok(())
+    } else {
+        Err(format!("is {dtype}{dims:?}, which does not fit its {bytes} bytes"))
     }
 }

@@ -183,9 +183,10 @@ pub fn differences_of(
         let expected = interp::step(module, mode, &mut expected_states, microbatches)?;
         let given = step_on(&mut *device, module, microbatches).map_err(Unchecked::Run)?;
         let mut compare = |name: &str, value: Option<ValueId>, given: &Tensor, expected: &Tensor| {
-            let what = match value.is_some_and(|value| is_codes(module, value)) {
-                true => difference_of_codes(given, expected),
-                false => difference(given, expected, tolerance(expected.dtype)),
+            let what = if value.is_some_and(|value| is_codes(module, value)) {
+                difference_of_codes(given, expected)
+            } else {
+                difference(given, expected, tolerance(expected.dtype))
             };
             found.extend(what.map(|what| Difference { step, name: name.to_owned(), what }));
         };

@@ -32,9 +32,9 @@ pub struct Command {
     pub sizes: Vec<usize>,
     /// The ONNX node of the command, or the first of several.
     pub origin: Arc<str>,
-    /// Its queue.
-    pub queue: Queue,
-    /// The commands of the part that must end before it, by number, besides the previous command on its queue.
+    /// Its stream.
+    pub stream: Stream,
+    /// The commands of the part that must end before it, by number, besides the previous command on its stream.
     pub waits: SmallVec<[usize; 2]>,
     /// The number of launches that are combined in this command.
     pub layers: u32,
@@ -64,7 +64,7 @@ pub enum CommandClass {
 }
 
 impl Command {
-    /// Returns an instruction as one command of the main queue, on a device whose memory is that of the host. `adds` tells whether results
+    /// Returns an instruction as one command of the main stream, on a device whose memory is that of the host. `adds` tells whether results
     /// are added to their old contents.
     pub fn of(instruction: &Instruction, mesh: &Mesh, adds: bool) -> Self {
         let is_chain = matches!(instruction.kernel, Kernel::Elementwise(_));
@@ -73,7 +73,7 @@ impl Command {
             kind: if is_chain { "elementwise".into() } else { instruction.name() },
             sizes: largest_sizes(instruction),
             origin: instruction.origin.clone(),
-            queue: Queue::Main,
+            stream: Stream::Main,
             waits: SmallVec::new(),
             layers: 1,
             work: Work::of(instruction, adds),
@@ -122,38 +122,45 @@ fn is_with_file(instruction: &Instruction) -> bool {
 
 /// A queue of commands, which run in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Queue {
-    /// The queue of all commands that others wait for.
+pub enum Stream {
+    /// Commands that all others wait for sooner or later.
     Main,
-    /// The queue of commands that are not needed soon: gradients of weights.
+    /// Commands whose results are not needed soon: gradients of weights.
     Side,
-    /// The queue of exchanges with other devices.
+    /// Exchanges with other devices.
     Exchange,
-    /// The queue of copies from the host.
+    /// Copies from the host.
     Upload,
-    /// The queue of copies to the host.
+    /// Copies to the host.
     Download,
-    /// The queue of instructions that the host runs.
+    /// Instructions that run on the host.
     Host,
-    /// The queue of copies between the host and a file.
+    /// Copies between the host and a file, which the host carries out.
     Disk,
 }
 
-impl Queue {
-    /// Every queue, with its name.
-    pub const ALL: [(Self, &'static str); 7] = [
-        (Self::Main, "main"),
-        (Self::Side, "side"),
-        (Self::Exchange, "exchange"),
-        (Self::Upload, "upload"),
-        (Self::Download, "download"),
-        (Self::Host, "host"),
-        (Self::Disk, "disk"),
-    ];
+impl Stream {
+    /// Every stream.
+    pub const ALL: [Self; 7] =
+        [Self::Main, Self::Side, Self::Exchange, Self::Upload, Self::Download, Self::Host, Self::Disk];
 
-    /// Returns the queue's name.
+    /// Returns the stream's name as a value of a field.
     pub fn name(self) -> &'static str {
-        Self::ALL[self as usize].1
+        let name = self.described();
+        name.strip_suffix(" stream").unwrap_or(name)
+    }
+
+    /// Returns the stream's name in a sentence.
+    pub fn described(self) -> &'static str {
+        match self {
+            Self::Main => "main stream",
+            Self::Side => "side stream",
+            Self::Exchange => "exchange stream",
+            Self::Upload => "upload stream",
+            Self::Download => "download stream",
+            Self::Host => "host",
+            Self::Disk => "disk",
+        }
     }
 }
 

@@ -163,12 +163,12 @@ fn not_hidden(collective: &SimulatedCommand, commands: &[SimulatedCommand]) -> f
 mod tests {
     use super::*;
     use crate::commands::work::Work;
-    use crate::commands::{CommandClass, Exchange, Queue};
+    use crate::commands::{CommandClass, Exchange, Stream};
     use ir::machine::{Cluster, Preset, Unit};
     use ir::{Axis, AxisRole, DType, Mesh};
     use smallvec::smallvec;
 
-    fn command(queue: Queue, waits: &[usize], read: u64, exchange: Option<Exchange>) -> Command {
+    fn command(stream: Stream, waits: &[usize], read: u64, exchange: Option<Exchange>) -> Command {
         let work = Work { read, written: 0, flops: 0, unit: Unit::Elements(DType::F32) };
         let class = exchange.map_or(CommandClass::Kernel, CommandClass::Collective);
         Command {
@@ -176,7 +176,7 @@ mod tests {
             kind: String::new(),
             sizes: vec![],
             origin: "".into(),
-            queue,
+            stream,
             waits: waits.into(),
             layers: 1,
             work,
@@ -215,8 +215,8 @@ mod tests {
     fn axes_lie_on_their_links_and_microbatches_repeat_their_section() {
         // Each of two devices sends all bytes of an all_reduce once: 1 GB between nodes, 4 GB within a node.
         let step = simulated(vec![
-            command(Queue::Main, &[], 0, reduce(0, 1_000_000_000)),
-            command(Queue::Main, &[], 0, reduce(1, 4_000_000_000)),
+            command(Stream::Main, &[], 0, reduce(0, 1_000_000_000)),
+            command(Stream::Main, &[], 0, reduce(1, 4_000_000_000)),
         ]);
         assert!((step.seconds() - 3.0 * 2.0).abs() < 1e-9, "{}", step.seconds());
         let times = step.exchanges();
@@ -227,8 +227,8 @@ mod tests {
     #[test]
     fn a_collective_is_hidden_where_the_device_computes() {
         let rate = cluster().node.device.memory_rate();
-        let kernel = command(Queue::Side, &[], (0.25 * rate) as u64, None);
-        let step = simulated(vec![kernel, command(Queue::Main, &[], 0, reduce(0, 1_000_000_000))]);
+        let kernel = command(Stream::Side, &[], (0.25 * rate) as u64, None);
+        let step = simulated(vec![kernel, command(Stream::Main, &[], 0, reduce(0, 1_000_000_000))]);
         let [time] = step.exchanges().into_values().collect::<Vec<_>>()[..] else { panic!("one kind") };
         assert!((time.seconds - 3.0).abs() < 1e-6 && (time.not_hidden - 2.25).abs() < 1e-6, "{time:?}");
         assert_eq!(step.parts[1].commands[1].bound, Bound::Link);
@@ -237,13 +237,13 @@ mod tests {
     #[test]
     fn collectives_over_different_links_do_not_slow_each_other() {
         let both = vec![
-            command(Queue::Main, &[], 0, reduce(0, 1_000_000_000)),
-            command(Queue::Side, &[], 0, reduce(1, 4_000_000_000)),
+            command(Stream::Main, &[], 0, reduce(0, 1_000_000_000)),
+            command(Stream::Side, &[], 0, reduce(1, 4_000_000_000)),
         ];
         assert!((simulated(both).seconds() - 3.0).abs() < 1e-9);
         let same = vec![
-            command(Queue::Main, &[], 0, reduce(0, 1_000_000_000)),
-            command(Queue::Side, &[], 0, reduce(0, 1_000_000_000)),
+            command(Stream::Main, &[], 0, reduce(0, 1_000_000_000)),
+            command(Stream::Side, &[], 0, reduce(0, 1_000_000_000)),
         ];
         assert!((simulated(same).seconds() - 6.0).abs() < 1e-9);
     }

@@ -257,12 +257,11 @@ impl<'d> Rank<'d> {
         let slot = program.inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
         let parts = Parts::of(&slot.name, &slot.ty, &program.mesh)?;
         let rank = self.place(&program);
-        let own = match slot.batched {
-            true => parts.cut_of_rows(rank, bytes, rows)?,
-            false => {
-                parts.check(bytes)?;
-                parts.cut(rank, bytes)
-            }
+        let own = if slot.batched {
+            parts.cut_of_rows(rank, bytes, rows)?
+        } else {
+            parts.check(bytes)?;
+            parts.cut(rank, bytes)
         };
         self.device.write_input(id, input, &own)
     }

@@ -37,9 +37,10 @@ impl<'a> Parts<'a> {
     /// # Errors
     /// The number of bytes differs.
     pub fn check(&self, bytes: &[u8]) -> Result<(), DeviceError> {
-        match self.ty.bytes() == Some(bytes.len() as u64) {
-            true => Ok(()),
-            false => Err(size_error(self.name, self.ty, bytes.len() as u64)),
+        if self.ty.bytes() == Some(bytes.len() as u64) {
+            Ok(())
+        } else {
+            Err(size_error(self.name, self.ty, bytes.len() as u64))
         }
     }
 

@@ -13,6 +13,8 @@ pub(super) struct Saves<'scope, 'env> {
     /// The scope of the threads that write; `None` if all steps wait for the disk.
     pub(super) scope: Option<&'scope Scope<'scope, 'env>>,
     pub(super) open: Option<OpenSave<'scope>>,
+    /// The number of completed steps at the last save, if there is one.
+    pub(super) last: Option<u64>,
     /// Memory for a copy of the states, which is reused.
     pub(super) copy: StateCopy,
 }
@@ -24,9 +26,9 @@ pub(super) struct OpenSave<'scope> {
 }
 
 impl<'scope, 'env> Saves<'scope, 'env> {
-    /// Makes the record of a run without a checkpoint in progress.
-    pub(super) fn new(scope: Option<&'scope Scope<'scope, 'env>>) -> Self {
-        Self { scope, open: None, copy: StateCopy::default() }
+    /// Makes the record of a run without a checkpoint in progress. `last` is the number of completed steps at the last save.
+    pub(super) fn new(scope: Option<&'scope Scope<'scope, 'env>>, last: Option<u64>) -> Self {
+        Self { scope, open: None, last, copy: StateCopy::default() }
     }
 
     /// Whether this rank's part of a checkpoint is still being written.

@@ -6,7 +6,7 @@ use checkpoint::CheckpointError;
 use data::{DataError, one_line};
 use ir::timetable::Task;
 use ir::{Diagnostic, visible};
-use program::device::{DeviceError, NonFinite};
+use program::device::{CommError, DeviceError, NonFinite};
 use ranks::RankError;
 use std::path::PathBuf;
 
@@ -227,6 +227,12 @@ impl RankError for TrainError {
     }
 }
 
+impl From<CommError> for TrainError {
+    fn from(error: CommError) -> Self {
+        DeviceError::from(error).into()
+    }
+}
+
 impl From<DeviceError> for TrainError {
     fn from(error: DeviceError) -> Self {
         Self::Device(Box::new(error))
@@ -294,9 +300,10 @@ fn spoilt_text(kept: &Option<PathBuf>) -> String {
 /// Names the steps of an update. Steps are counted from 1 here, as in the log.
 fn updates_text(since: u64, step: u64) -> String {
     let (since, step) = (since + 1, step + 1);
-    match since == step {
-        true => format!("the update of step {step}"),
-        false => format!("an update of the steps {since} to {step}"),
+    if since == step {
+        format!("the update of step {step}")
+    } else {
+        format!("an update of the steps {since} to {step}")
     }
 }
 

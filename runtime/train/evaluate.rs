@@ -5,7 +5,6 @@ use super::error::TrainError;
 use super::session::Session;
 use crate::progress::Progress;
 use data::Loader;
-use program::device::DeviceError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -30,7 +29,7 @@ pub(super) fn evaluate(
     let mut open = None;
     let (mut told, mut done) = (Instant::now(), 0);
     for batch in loader.eval_batches() {
-        if session.agreement().any(stop.load(Ordering::Relaxed)).map_err(DeviceError::from)? {
+        if session.agreement().any(stop.load(Ordering::Relaxed))? {
             // The device keeps requested outputs until they are collected.
             if let Some(asked) = open {
                 session.evaluated(asked)?;

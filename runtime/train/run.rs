@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use checkpoint::{Checkpoint, Checkpoints, PendingFingerprint};
 use data::Loader;
 use ir::Module;
-use program::device::{DeviceError, ProgramId};
+use program::device::ProgramId;
 use ranks::Rank;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -66,6 +66,10 @@ pub struct TrainingRun<'a> {
     pub lead: Option<Lead>,
     /// The display of the steps in this process's log.
     pub log: Option<Progress>,
+    /// The steps, and the events between them.
+    pub schedule: Schedule,
+    /// The outcome so far. The loop fills it in from its default.
+    pub outcome: Outcome,
 }
 
 /// The work of rank 0 for all ranks: it reports to the user and writes the files of the run, watches the files, and has the earlier
@@ -161,17 +165,14 @@ impl TrainingRun<'_> {
 
     /// Returns whether `own` is true on any rank.
     pub(super) fn agree(&self, own: bool) -> Result<bool, TrainError> {
-        Ok(self.session.agreement().any(own).map_err(DeviceError::from)?)
+        Ok(self.session.agreement().any(own)?)
     }
 }
 
 impl Lead {
     /// Does the same as [`Self::check_surroundings`], if the last check was long enough ago.
     pub(super) fn check_surroundings_sometimes(&mut self, kept: Option<&PathBuf>) -> Result<(), TrainError> {
-        match self.surroundings.are_due() {
-            true => self.check_surroundings(kept),
-            false => Ok(()),
-        }
+        if self.surroundings.are_due() { self.check_surroundings(kept) } else { Ok(()) }
     }
 
     /// Checks the files and the folder of the run, and reports harmless changes. `kept` is the newest checkpoint.

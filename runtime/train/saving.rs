@@ -5,105 +5,97 @@ use super::error::TrainError;
 use super::finite::{self, FiniteStates, Refused};
 use super::history::Evaluation;
 use super::non_finite::NotFiniteState;
-use super::run::{BestCheckpoint, Lead, Outcome, Schedule, TrainingRun};
+use super::run::{BestCheckpoint, Lead, TrainingRun};
 use checkpoint::{Checkpoint, CheckpointError, Checkpoints, Description};
 use data::DataPosition;
 use ir::Module;
 use program::device::DeviceError;
+use std::path::PathBuf;
 use std::thread;
 
 impl<'a> TrainingRun<'a> {
-    /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN. The last save was after `saved` steps. If the
-    /// run continues and `saves` may write beside its steps, this returns as soon as the states are copied.
+    /// Makes the checkpoint after `done` steps, unless training made a state infinite or NaN. If the run continues and `saves` may write
+    /// beside its steps, this returns as soon as the states are copied.
     pub(super) fn save<'scope>(
         &mut self,
         saves: &mut Saves<'scope, '_>,
-        schedule: &Schedule,
-        saved: Option<u64>,
         (done, is_last): (u64, bool),
-        outcome: &mut Outcome,
     ) -> Result<(), TrainError>
     where
         'a: 'scope,
     {
-        self.finish_save(saves, schedule, outcome)?;
-        self.make_room(schedule, saved, outcome);
-        let begun = self.begin_save(done, outcome)?;
+        self.finish_save(saves)?;
+        self.make_room(saves);
+        let begun = self.begin_save(done)?;
         match saves.scope.filter(|_| !is_last) {
             None => {
                 let states = FiniteStates::of(self.module, &self.session);
                 let written = begun.write(&states);
                 let refused = states.refused();
-                self.refuse_not_finite(&begun, refused, schedule, saved, outcome)?;
-                self.end_save(begun, written, schedule, outcome)
+                self.refuse_not_finite(&begun, refused, saves)?;
+                self.end_save(begun, written)?;
             }
             Some(scope) => {
                 let mut copy = std::mem::take(&mut saves.copy);
                 let refused = copy.take(self.module, FiniteStates::of(self.module, &self.session));
-                self.refuse_not_finite(&begun, refused, schedule, saved, outcome)?;
+                self.refuse_not_finite(&begun, refused, saves)?;
                 let writer = begun.clone();
                 let write = move || (writer.write(&copy), copy);
                 let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn_scoped(scope, write);
                 let thread = thread
                     .map_err(|error| DeviceError::Threads { threads: 1, message: error.to_string() })?;
                 saves.open = Some(OpenSave { begun, thread });
-                Ok(())
             }
         }
+        saves.last = Some(done);
+        Ok(())
     }
 
     /// Completes the checkpoint that is being written beside the steps, if there is one: waits until every rank has written its part.
-    pub(super) fn finish_save(
-        &mut self,
-        saves: &mut Saves,
-        schedule: &Schedule,
-        outcome: &mut Outcome,
-    ) -> Result<(), TrainError> {
+    pub(super) fn finish_save(&mut self, saves: &mut Saves) -> Result<(), TrainError> {
         let Some(OpenSave { begun, thread }) = saves.open.take() else { return Ok(()) };
         let (written, copy) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         saves.copy = copy;
-        self.end_save(begun, written, schedule, outcome)
+        self.end_save(begun, written)
     }
 
     /// Returns the error with which a run ends. All ranks know of a number that is not finite, so they complete the checkpoint that is
     /// being written, and the error names it.
-    pub(super) fn end_after(
-        &mut self,
-        mut error: TrainError,
-        saves: &mut Saves,
-        schedule: &Schedule,
-    ) -> TrainError {
-        let mut outcome = Outcome::default();
+    pub(super) fn end_after(&mut self, mut error: TrainError, saves: &mut Saves) -> TrainError {
         if let Some(kept) = error.kept_mut()
-            && self.finish_save(saves, schedule, &mut outcome).is_ok()
+            && self.finish_save(saves).is_ok()
         {
-            *kept = outcome.checkpoint.or(kept.take());
+            kept.clone_from(&self.outcome.checkpoint);
         }
         error
     }
 
     /// Removes checkpoints that an earlier run in the folder kept and this run does not, before another is written, because they may fill
     /// the disk. The newest whole one stays.
-    fn make_room(&mut self, schedule: &Schedule, saved: Option<u64>, outcome: &Outcome) {
+    fn make_room(&mut self, saves: &Saves) {
         let Some(lead) = &mut self.lead else { return };
-        if let (Some(count), Some(saved), Some(_)) = (schedule.keep, saved, &outcome.checkpoint) {
-            lead.keep(&self.checkpoints, count, saved);
+        if let (Some(count), Some(last), Some(_)) = (self.schedule.keep, saves.last, &self.outcome.checkpoint)
+        {
+            lead.keep(&self.checkpoints, count, last);
         }
     }
 
     /// Begins a checkpoint: rank 0 describes it, and creates the folder for the parts of several ranks.
-    fn begin_save(&mut self, done: u64, outcome: &Outcome) -> Result<BegunSave<'a>, TrainError> {
+    fn begin_save(&mut self, done: u64) -> Result<BegunSave<'a>, TrainError> {
         let agreement = self.session.agreement().clone();
         let (module, checkpoints) = (self.module, self.checkpoints.clone());
         let description = match &mut self.lead {
-            Some(lead) => Some(lead.description(module, self.loader.position(done), outcome)?),
+            Some(lead) => {
+                let kept = self.outcome.checkpoint.as_ref();
+                Some(lead.description(module, self.loader.position(done), kept)?)
+            }
             None => None,
         };
         let mut temporary = None;
         if agreement.count() > 1 {
             let made = self.lead.as_ref().map(|lead| lead.written(checkpoints.begin(done))).transpose()?;
             let name = made.and_then(|path| Some(path.file_name()?.to_str()?.to_owned()));
-            let name = agreement.gather(name).map_err(DeviceError::from)?.swap_remove(0).unwrap_or_default();
+            let name = agreement.gather(name)?.swap_remove(0).unwrap_or_default();
             temporary = Some(checkpoints.folder().join(name));
         }
         Ok(BegunSave { module, checkpoints, done, rank: agreement.rank(), description, temporary })
@@ -114,9 +106,7 @@ impl<'a> TrainingRun<'a> {
         &self,
         begun: &BegunSave,
         refused: Option<Refused>,
-        schedule: &Schedule,
-        saved: Option<u64>,
-        outcome: &Outcome,
+        saves: &Saves,
     ) -> Result<(), TrainError> {
         let own = match refused {
             None => Ok(None),
@@ -128,23 +118,19 @@ impl<'a> TrainingRun<'a> {
         let Some(found) = first else { return Ok(()) };
         begun.abandon();
         let state = found.named(self.module);
-        Err(state
-            .map_or(DeviceError::Ended.into(), |state| spoilt(state, schedule, saved, begun.done, outcome)))
+        Err(state.map_or(DeviceError::Ended.into(), |state| self.spoilt(state, saves, begun.done)))
     }
 
-    /// Gives a checkpoint its name when all ranks have written it, and then removes those that `schedule` does not keep.
+    /// Gives a checkpoint its name when all ranks have written it, and then removes those that the schedule does not keep.
     fn end_save(
         &mut self,
         begun: BegunSave,
         written: Result<Written, CheckpointError>,
-        schedule: &Schedule,
-        outcome: &mut Outcome,
     ) -> Result<(), TrainError> {
         let path = match written {
             Ok(Written::Whole(path)) => path,
             Ok(Written::Part(part)) => {
-                let parts = self.session.agreement().gather(part).map_err(DeviceError::from);
-                let parts = parts.inspect_err(|_| begun.abandon())?;
+                let parts = self.session.agreement().gather(part).inspect_err(|_| begun.abandon())?;
                 let committed = self.lead.as_ref().map(|lead| lead.written(begun.commit(parts))).transpose();
                 committed?;
                 // No rank uses the checkpoint before rank 0 has completed it.
@@ -159,35 +145,35 @@ impl<'a> TrainingRun<'a> {
                 };
             }
         };
-        outcome.checkpoint = Some(path);
-        if let Some((count, lead)) = schedule.keep.zip(self.lead.as_mut()) {
+        self.outcome.checkpoint = Some(path);
+        if let Some((count, lead)) = self.schedule.keep.zip(self.lead.as_mut()) {
             lead.keep(&self.checkpoints, count, begun.done);
         }
         Ok(())
     }
 
     /// Ends the run if training made a state infinite or NaN.
-    pub(super) fn check_states(
-        &self,
-        schedule: &Schedule,
-        saved: Option<u64>,
-        done: u64,
-        outcome: &Outcome,
-    ) -> Result<(), TrainError> {
+    pub(super) fn check_states(&self, saves: &Saves, done: u64) -> Result<(), TrainError> {
         let found = finite::find(self.module, &self.session)?;
-        found.map_or(Ok(()), |state| Err(spoilt(state, schedule, saved, done, outcome)))
+        found.map_or(Ok(()), |state| Err(self.spoilt(state, saves, done)))
     }
 
-    /// Returns the evaluated checkpoint with the lowest eval loss, on rank 0. If the best is wanted (`schedule.save_best`), unusable
+    fn spoilt(&self, state: NotFiniteState, saves: &Saves, done: u64) -> TrainError {
+        let (since, step) = (saves.last.unwrap_or(self.schedule.start), done.saturating_sub(1));
+        TrainError::StateNotFinite { step, since, state, kept: self.outcome.checkpoint.clone() }
+    }
+
+    /// Returns the evaluated checkpoint with the lowest eval loss, on rank 0. If the best is wanted (`Schedule::save_best`), unusable
     /// checkpoints are skipped with a note.
-    pub(super) fn best(&mut self, schedule: &Schedule) -> Result<Option<BestCheckpoint>, TrainError> {
+    pub(super) fn best(&mut self) -> Result<Option<BestCheckpoint>, TrainError> {
         let Some(lead) = &mut self.lead else { return Ok(None) };
         let mut steps = self.checkpoints.steps()?;
         while let Some(evaluation) = lead.lowest_of(&steps) {
             let path = self.checkpoints.path(evaluation.steps);
-            let usable = match schedule.save_best {
-                true => Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verify(self.module)),
-                false => Ok(()),
+            let usable = if self.schedule.save_best {
+                Checkpoint::open(&path).and_then(|checkpoint| checkpoint.verify(self.module))
+            } else {
+                Ok(())
             };
             match usable {
                 Ok(()) => return Ok(Some(BestCheckpoint { path, evaluation })),
@@ -208,9 +194,9 @@ impl Lead {
         &mut self,
         module: &Module,
         position: DataPosition,
-        outcome: &Outcome,
+        kept: Option<&PathBuf>,
     ) -> Result<Description, TrainError> {
-        self.check_surroundings(outcome.checkpoint.as_ref())?;
+        self.check_surroundings(kept)?;
         self.metrics.sync()?;
         let data = self.data.for_checkpoint()?.clone();
         let evaluations = Some(self.history.for_checkpoint()?);
@@ -239,16 +225,4 @@ impl Lead {
     fn lowest_of(&self, steps: &[u64]) -> Option<Evaluation> {
         self.history.lowest_of(|evaluated| steps.contains(&evaluated))
     }
-}
-
-fn spoilt(
-    state: NotFiniteState,
-    schedule: &Schedule,
-    saved: Option<u64>,
-    done: u64,
-    outcome: &Outcome,
-) -> TrainError {
-    // All states were finite when the run began, and when they were last saved.
-    let (since, step) = (saved.unwrap_or(schedule.start), done.saturating_sub(1));
-    TrainError::StateNotFinite { step, since, state, kept: outcome.checkpoint.clone() }
 }

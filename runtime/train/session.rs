@@ -286,7 +286,7 @@ impl<'d> Session<'d> {
         self.rank.device.run(self.train, Section::Prepare)?;
         self.feed(self.train, batch, |_| true)?;
         let found = self.rank.device.first_non_finite(self.train)?;
-        let of_ranks = self.agreement().gather(found).map_err(DeviceError::from)?;
+        let of_ranks = self.agreement().gather(found)?;
         if let Some(found) = NonFinite::first(of_ranks) {
             return Ok(Some(Cause::Instruction(Box::new(found))));
         }
@@ -308,7 +308,7 @@ impl<'d> Session<'d> {
             let of_turn = self.rank.device.first_non_finite_of_turn(self.train, index)?;
             found = found.or(of_turn);
         }
-        let of_ranks = self.agreement().gather(found).map_err(DeviceError::from)?;
+        let of_ranks = self.agreement().gather(found)?;
         if let Some(found) = NonFinite::first(of_ranks) {
             return Ok(Some(Cause::Instruction(Box::new(found))));
         }
@@ -318,7 +318,7 @@ impl<'d> Session<'d> {
     /// Returns the first state that had a number of this kind on any rank when the run began.
     fn began_with(&self, of_kind: fn(f64) -> bool) -> Result<Option<String>, TrainError> {
         let own = self.began.first(of_kind).map(str::to_owned);
-        let of_ranks = self.agreement().gather(own).map_err(DeviceError::from)?;
+        let of_ranks = self.agreement().gather(own)?;
         Ok(of_ranks.into_iter().flatten().min())
     }
 
@@ -333,12 +333,11 @@ impl<'d> Session<'d> {
 
     /// Runs the update, or its remaining instructions, which make new states.
     pub(super) fn begin_update(&mut self) -> Result<Later, TrainError> {
-        match self.runs_ahead || self.is_asynchronous() {
-            true => self.rank.device.run(self.train, Section::Update)?,
-            false => {
-                let count = self.program().section(Section::Update).len();
-                self.rank.device.run_update(self.train, self.until_norm.unwrap_or(0)..count)?;
-            }
+        if self.runs_ahead || self.is_asynchronous() {
+            self.rank.device.run(self.train, Section::Update)?;
+        } else {
+            let count = self.program().section(Section::Update).len();
+            self.rank.device.run_update(self.train, self.until_norm.unwrap_or(0)..count)?;
         }
         Ok(self.rank.device.read_later(self.train, self.outputs.of_update())?)
     }

@@ -3,12 +3,12 @@
 use super::error::{Cause, ChangedBy, TrainError};
 use super::finite;
 use super::outputs::Updated;
-use super::run::{Outcome, TrainingRun};
+use super::run::TrainingRun;
 use crate::metrics::{StepMetrics, outputs};
 use data::Batch;
 use ir::timetable::Task;
 use program::UpdateTime;
-use program::device::{DeviceError, Later};
+use program::device::Later;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -78,21 +78,21 @@ impl TrainingRun<'_> {
         step: u64,
         microbatches: u64,
         stream: &Stream,
-        outcome: &Outcome,
     ) -> Result<Begun, TrainError> {
         self.session.prepare()?;
         let (mut losses, mut wrong) = (Vec::new(), None);
         let length = stream.steps.end - stream.steps.start;
         if let Some(turns) = self.session.turns_of(step - stream.steps.start, length) {
-            wrong = self.run_turns(step, microbatches, &turns, outcome)?;
+            wrong = self.run_turns(step, microbatches, &turns)?;
         }
         let microbatches = if self.session.turns().is_some() { 0 } else { microbatches };
         for index in 0..microbatches {
             let microbatch = self.microbatch(step, index)?;
             let loss = self.session.begin_microbatch(&microbatch)?;
-            match self.session.runs_ahead() {
-                true => losses.push(loss),
-                false => self.check_loss(step, loss, index, outcome)?,
+            if self.session.runs_ahead() {
+                losses.push(loss);
+            } else {
+                self.check_loss(step, loss, index)?;
             }
             if index + 1 < microbatches {
                 self.session.end_microbatch()?;
@@ -100,7 +100,7 @@ impl TrainingRun<'_> {
         }
         if !self.session.runs_ahead() && !self.session.is_asynchronous() {
             let norm = self.session.gradient_norm()?;
-            self.check_norm(step, norm, outcome)?;
+            self.check_norm(step, norm)?;
         }
         let update = self.session.begin_update()?;
         Ok(Begun { step, losses, wrong, update })
@@ -113,7 +113,6 @@ impl TrainingRun<'_> {
         step: u64,
         microbatches: u64,
         turns: &[(usize, Task)],
-        outcome: &Outcome,
     ) -> Result<Option<f64>, TrainError> {
         let mut batches: BTreeMap<u64, Batch> = BTreeMap::new();
         let mut wrong = None;
@@ -133,10 +132,10 @@ impl TrainingRun<'_> {
         if self.session.is_asynchronous() {
             return Ok(wrong.map(f64::from_bits));
         }
-        let all = self.session.agreement().gather(wrong).map_err(DeviceError::from)?;
+        let all = self.session.agreement().gather(wrong)?;
         let Some(loss) = all.into_iter().flatten().next().map(f64::from_bits) else { return Ok(None) };
         let cause = self.first_non_finite(step)?;
-        Err(not_finite(step, LOSS, loss, cause, outcome))
+        Err(self.not_finite(step, LOSS, loss, cause))
     }
 
     /// Returns the rows of a microbatch that this rank needs.
@@ -157,11 +156,10 @@ impl TrainingRun<'_> {
         begun: Begun,
         stream: &mut Stream,
         since: &mut Instant,
-        outcome: &Outcome,
     ) -> Result<Ended, TrainError> {
         let Begun { step, losses, wrong, update } = begun;
         for (index, loss) in (0..).zip(losses) {
-            self.check_loss(step, loss, index, outcome)?;
+            self.check_loss(step, loss, index)?;
         }
         let updated = self.session.updated(update)?;
         if self.session.is_asynchronous() {
@@ -171,28 +169,20 @@ impl TrainingRun<'_> {
             return Ok(self.ended(step, updated, since));
         }
         if self.session.runs_ahead() && self.session.norm_comes_first() {
-            self.check_norm(step, updated.grad_norm, outcome)?;
+            self.check_norm(step, updated.grad_norm)?;
         }
         if let Some(scale) = updated.exhausted {
-            let (cause, kept) = (self.first_non_finite(step)?, outcome.checkpoint.clone());
+            let (cause, kept) = (self.first_non_finite(step)?, self.outcome.checkpoint.clone());
             return Err(TrainError::ScaleExhausted { step, scale, cause, kept });
         }
         let Updated { loss, grad_norm, skipped, .. } = updated.clone();
         if let Some(loss) = loss.filter(|loss| !loss.is_finite()) {
-            return Err(not_finite(step, LOSS, loss, None, outcome));
+            return Err(self.not_finite(step, LOSS, loss, None));
         }
         if let Some(grad_norm) = grad_norm.filter(|norm| !skipped && !norm.is_finite()) {
             let is_early = self.session.program().update == UpdateTime::Early;
             let updated = is_early.then_some(ChangedBy::EarlyUpdates);
-            let kept = outcome.checkpoint.clone();
-            return Err(TrainError::NotFinite {
-                step,
-                what: GRADIENT,
-                value: grad_norm,
-                cause: None,
-                updated,
-                kept,
-            });
+            return Err(self.not_finite_after(updated, step, GRADIENT, grad_norm, None));
         }
         Ok(self.ended(step, updated, since))
     }
@@ -204,25 +194,18 @@ impl TrainingRun<'_> {
     }
 
     /// Ends the run if a number of a stream was not finite on any rank. The weights have changed since then.
-    pub(super) fn end_stream(&self, stream: &Stream, outcome: &Outcome) -> Result<(), TrainError> {
+    pub(super) fn end_stream(&self, stream: &Stream) -> Result<(), TrainError> {
         if !self.session.is_asynchronous() {
             return Ok(());
         }
-        let all = self.session.agreement().gather(stream.wrong).map_err(DeviceError::from)?;
+        let all = self.session.agreement().gather(stream.wrong)?;
         let Some(Wrong { step, is_norm, bits }) = all.into_iter().flatten().min() else { return Ok(()) };
         let what = if is_norm { GRADIENT } else { LOSS };
-        let (value, kept) = (f64::from_bits(bits), outcome.checkpoint.clone());
-        Err(TrainError::NotFinite { step, what, value, cause: None, updated: Some(ChangedBy::Stream), kept })
+        Err(self.not_finite_after(Some(ChangedBy::Stream), step, what, f64::from_bits(bits), None))
     }
 
     /// Ends the run if a microbatch's loss is not finite.
-    fn check_loss(
-        &mut self,
-        step: u64,
-        loss: Later,
-        index: u64,
-        outcome: &Outcome,
-    ) -> Result<(), TrainError> {
+    fn check_loss(&mut self, step: u64, loss: Later, index: u64) -> Result<(), TrainError> {
         let loss = self.session.microbatch_loss(loss)?;
         if loss.is_finite() {
             return Ok(());
@@ -231,16 +214,16 @@ impl TrainingRun<'_> {
             Some(found) => Some(Cause::State(found.name)),
             None => self.session.first_non_finite(&self.microbatch(step, index)?)?,
         };
-        Err(not_finite(step, LOSS, loss, cause, outcome))
+        Err(self.not_finite(step, LOSS, loss, cause))
     }
 
     /// Ends the run if a gradient is not finite, unless the program skips such steps.
-    fn check_norm(&mut self, step: u64, norm: Option<f64>, outcome: &Outcome) -> Result<(), TrainError> {
+    fn check_norm(&mut self, step: u64, norm: Option<f64>) -> Result<(), TrainError> {
         let Some(norm) = norm.filter(|norm| !norm.is_finite() && !self.session.skips()) else {
             return Ok(());
         };
         let cause = self.first_non_finite(step)?;
-        Err(not_finite(step, GRADIENT, norm, cause, outcome))
+        Err(self.not_finite(step, GRADIENT, norm, cause))
     }
 
     /// Returns the cause of the first number that is not finite in any microbatch of a step.
@@ -264,16 +247,11 @@ impl TrainingRun<'_> {
     }
 
     /// Records a step in the outcome and in the log of this process. Rank 0 also writes it to the metrics and shows it to the user.
-    pub(super) fn report(
-        &mut self,
-        ended: Ended,
-        eval_loss: Option<f64>,
-        outcome: &mut Outcome,
-    ) -> Result<(), TrainError> {
+    pub(super) fn report(&mut self, ended: Ended, eval_loss: Option<f64>) -> Result<(), TrainError> {
         let Ended { step, updated, seconds } = ended;
         let Updated { loss, lr, grad_norm, skipped, metrics, loads, .. } = updated;
-        (outcome.steps, outcome.loss) = (step + 1, loss);
-        outcome.eval_loss = eval_loss;
+        (self.outcome.steps, self.outcome.loss) = (step + 1, loss);
+        self.outcome.eval_loss = eval_loss;
         // A rank that gets no reports has nothing to show.
         let (Some(loss), Some(grad_norm)) = (loss, grad_norm) else { return Ok(()) };
         let tokens_per_s = self.loader.tokens_per_step().map(|tokens| tokens as f64 / seconds);
@@ -283,8 +261,8 @@ impl TrainingRun<'_> {
         };
         let step_ms = seconds * 1e3;
         let outputs = outputs(metrics);
-        outcome.scalars.clone_from(&outputs);
-        outcome.loads.clone_from(&loads);
+        self.outcome.scalars.clone_from(&outputs);
+        self.outcome.loads.clone_from(&loads);
         let metrics = StepMetrics {
             step: step + 1,
             loss,
@@ -304,14 +282,27 @@ impl TrainingRun<'_> {
         lead.progress.step(&metrics);
         Ok(())
     }
-}
 
-pub(super) fn not_finite(
-    step: u64,
-    what: &'static str,
-    value: f64,
-    cause: Option<Cause>,
-    outcome: &Outcome,
-) -> TrainError {
-    TrainError::NotFinite { step, what, value, cause, updated: None, kept: outcome.checkpoint.clone() }
+    pub(super) fn not_finite(
+        &self,
+        step: u64,
+        what: &'static str,
+        value: f64,
+        cause: Option<Cause>,
+    ) -> TrainError {
+        self.not_finite_after(None, step, what, value, cause)
+    }
+
+    /// Returns the error of a number that is not finite. `updated` is the reason why the weights had changed before it was found, if they
+    /// had.
+    fn not_finite_after(
+        &self,
+        updated: Option<ChangedBy>,
+        step: u64,
+        what: &'static str,
+        value: f64,
+        cause: Option<Cause>,
+    ) -> TrainError {
+        TrainError::NotFinite { step, what, value, cause, updated, kept: self.outcome.checkpoint.clone() }
+    }
 }

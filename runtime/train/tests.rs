@@ -247,8 +247,10 @@ impl Setup {
             let mut session = programs[0].session(rank)?;
             session.write_states(values)?;
             let (module, loader, checkpoints) = (&module, &loader, self.checkpoints());
-            let run = TrainingRun { module, session, loader, checkpoints, lead, log: None };
-            train(run, &programs[1..], &Schedule { start, ..self.schedule }, &stop)
+            let (schedule, outcome) = (Schedule { start, ..self.schedule }, Outcome::default());
+            let run =
+                TrainingRun { module, session, loader, checkpoints, lead, log: None, schedule, outcome };
+            train(run, &programs[1..], &stop)
         });
         Ok(outcomes?.remove(0).0)
     }

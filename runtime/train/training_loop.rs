@@ -5,8 +5,7 @@ use super::error::TrainError;
 use super::evaluate::evaluate;
 use super::history::Evaluation;
 use super::run::{Lead, Outcome, RunProgram, Schedule, TrainingRun};
-use super::step::{Begun, Stream, not_finite};
-use program::device::DeviceError;
+use super::step::{Begun, Stream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Instant;
@@ -26,24 +25,23 @@ use std::time::Instant;
 pub fn train<'a>(
     mut run: TrainingRun<'a>,
     next: &[RunProgram<'a>],
-    schedule: &Schedule,
     stop: &AtomicBool,
 ) -> Result<(Outcome, Option<Lead>), TrainError> {
-    let mut outcome = run.begin(schedule, stop)?;
+    run.begin(stop)?;
     for program in next.iter().map(Some).chain([None]) {
-        let until = program.map_or(schedule.steps, |program| program.first_step);
+        let until = program.map_or(run.schedule.steps, |program| program.first_step);
         thread::scope(|scope| {
-            let mut saves = Saves::new(schedule.saves_beside.then_some(scope));
-            let ended = steps(&mut run, &mut saves, schedule, until, stop, &mut outcome);
-            ended.map_err(|error| run.end_after(error, &mut saves, schedule))
+            let last = run.outcome.checkpoint.is_some().then_some(run.outcome.steps);
+            let mut saves = Saves::new(run.schedule.saves_beside.then_some(scope), last);
+            steps(&mut run, &mut saves, until, stop).map_err(|error| run.end_after(error, &mut saves))
         })?;
         match program {
-            Some(program) if !outcome.stopped && !outcome.ended_early => run = run.go_on(program)?,
+            Some(program) if !run.outcome.stopped && !run.outcome.ended_early => run = run.go_on(program)?,
             _ => break,
         }
     }
-    (outcome.lowest, outcome.best) = (run.lowest(), run.best(schedule)?);
-    Ok((outcome, run.lead))
+    (run.outcome.lowest, run.outcome.best) = (run.lowest(), run.best()?);
+    Ok((run.outcome, run.lead))
 }
 
 /// Runs the steps of a program, which end after `until` steps, and saves.
@@ -54,26 +52,22 @@ pub fn train<'a>(
 fn steps<'scope, 'a: 'scope>(
     run: &mut TrainingRun<'a>,
     saves: &mut Saves<'scope, '_>,
-    schedule: &Schedule,
     until: u64,
     stop: &AtomicBool,
-    outcome: &mut Outcome,
 ) -> Result<(), TrainError> {
-    let microbatches = run.microbatches()?;
-    let start = outcome.steps;
-    let mut saved = outcome.checkpoint.is_some().then_some(start);
+    let (microbatches, schedule, start) = (run.microbatches()?, run.schedule, run.outcome.steps);
     // The step that the device may still be running, and the time since which it does.
     let (mut open, mut since) = (None::<Begun>, Instant::now());
     let mut stream = Stream::of(start..start);
     for step in start..schedule.steps {
         // Within a stream no rank waits for all others.
         if step == stream.steps.end {
-            let now = run.at_step(saves, schedule, stop)?;
-            (outcome.stopped, outcome.ended_early) = (now.stops, now.ends_early);
+            let now = run.at_step(saves, stop)?;
+            (run.outcome.stopped, run.outcome.ended_early) = (now.stops, now.ends_early);
             if now.is_written {
-                run.finish_save(saves, schedule, outcome)?;
+                run.finish_save(saves)?;
             }
-            if outcome.stopped || outcome.ended_early || step == until {
+            if now.stops || now.ends_early || step == until {
                 break;
             }
             let end = schedule.end_of_stream(step, run.session.longest_stream());
@@ -82,11 +76,11 @@ fn steps<'scope, 'a: 'scope>(
         if open.is_none() {
             since = Instant::now();
         }
-        run.check_files(outcome)?;
-        let begun = run.begin_step(step, microbatches, &stream, outcome)?;
+        run.check_files()?;
+        let begun = run.begin_step(step, microbatches, &stream)?;
         if let Some(earlier) = open.take() {
-            run.end_step(earlier, &mut stream, &mut since, outcome)
-                .and_then(|ended| run.report(ended, None, outcome))?;
+            let ended = run.end_step(earlier, &mut stream, &mut since)?;
+            run.report(ended, None)?;
         }
         let done = step + 1;
         let last = done == schedule.steps;
@@ -95,31 +89,29 @@ fn steps<'scope, 'a: 'scope>(
             open = Some(begun);
             continue;
         }
-        let ended = run.end_step(begun, &mut stream, &mut since, outcome)?;
+        let ended = run.end_step(begun, &mut stream, &mut since)?;
         if stream.ends_with(step) {
-            run.end_stream(&stream, outcome)?;
+            run.end_stream(&stream)?;
         }
         let eval_loss = if evaluates { run.evaluate(stop)? } else { None };
         if let Some(value) = eval_loss.filter(|loss| !loss.is_finite()) {
-            run.check_states(schedule, saved, done, outcome)?;
-            let what = "the eval loss after the update";
-            return Err(not_finite(step, what, value, None, outcome));
+            run.check_states(saves, done)?;
+            return Err(run.not_finite(step, "the eval loss after the update", value, None));
         }
-        run.report(ended, eval_loss, outcome)?;
-        outcome.stopped = last && eval_loss.is_none() && run.session.evaluates();
+        run.report(ended, eval_loss)?;
+        run.outcome.stopped = last && eval_loss.is_none() && run.session.evaluates();
         let improves = eval_loss.is_some_and(|loss| run.is_lowest(done, loss));
         if is_saved || (evaluates && schedule.save_best && run.agree(improves)?) {
-            run.save(saves, schedule, saved, (done, last), outcome)?;
-            saved = Some(done);
+            run.save(saves, (done, last))?;
         }
     }
     if let Some(last) = open {
-        run.end_step(last, &mut stream, &mut since, outcome)
-            .and_then(|ended| run.report(ended, None, outcome))?;
+        let ended = run.end_step(last, &mut stream, &mut since)?;
+        run.report(ended, None)?;
     }
-    run.finish_save(saves, schedule, outcome)?;
-    if saved != Some(outcome.steps) {
-        run.save(saves, schedule, saved, (outcome.steps, true), outcome)?;
+    run.finish_save(saves)?;
+    if saves.last != Some(run.outcome.steps) {
+        run.save(saves, (run.outcome.steps, true))?;
     }
     Ok(())
 }
@@ -151,16 +143,17 @@ struct AtStep {
 
 impl TrainingRun<'_> {
     /// Agrees with all ranks on the facts before a step.
-    fn at_step(&self, saves: &Saves, schedule: &Schedule, stop: &AtomicBool) -> Result<AtStep, TrainError> {
+    fn at_step(&self, saves: &Saves, stop: &AtomicBool) -> Result<AtStep, TrainError> {
         const STOPS: u8 = 1;
         const ENDS_EARLY: u8 = 2;
         const WRITES: u8 = 4;
         let since_lowest = self.lead.as_ref().map(|lead| lead.history.since_lowest());
-        let is_patient = schedule.patience.zip(since_lowest).is_none_or(|(patience, since)| since < patience);
+        let is_patient =
+            self.schedule.patience.zip(since_lowest).is_none_or(|(patience, since)| since < patience);
         let facts =
             [(stop.load(Ordering::Relaxed), STOPS), (!is_patient, ENDS_EARLY), (saves.are_pending(), WRITES)];
         let own = facts.into_iter().filter(|(holds, _)| *holds).fold(0, |own, (_, bit)| own | bit);
-        let all = self.session.agreement().union(own).map_err(DeviceError::from)?;
+        let all = self.session.agreement().union(own)?;
         let ends_early = all & ENDS_EARLY != 0;
         Ok(AtStep {
             stops: all & STOPS != 0 && !ends_early,
@@ -186,38 +179,41 @@ impl TrainingRun<'_> {
     }
 
     /// Ends the run if the data changed or, when the last check was long ago, if any file changed.
-    fn check_files(&mut self, outcome: &Outcome) -> Result<(), TrainError> {
+    fn check_files(&mut self) -> Result<(), TrainError> {
         let Some(lead) = &mut self.lead else { return Ok(()) };
-        lead.check_surroundings_sometimes(outcome.checkpoint.as_ref())?;
+        lead.check_surroundings_sometimes(self.outcome.checkpoint.as_ref())?;
         lead.data.check()?;
         lead.history.data().check()?;
         Ok(())
     }
 
-    /// Returns the outcome before the first step. It has the eval loss before step 0, and also if no steps are left.
-    fn begin(&mut self, schedule: &Schedule, stop: &AtomicBool) -> Result<Outcome, TrainError> {
-        let mut outcome = Outcome { steps: schedule.start, ..Outcome::default() };
+    /// Fills in the outcome before the first step. It has the eval loss before step 0, and also if no steps are left.
+    fn begin(&mut self, stop: &AtomicBool) -> Result<(), TrainError> {
+        let Schedule { start, steps, .. } = self.schedule;
+        let mut outcome = Outcome { steps: start, ..Outcome::default() };
         // The run may have been resumed from a checkpoint in another folder.
-        let path = self.checkpoints.path(schedule.start);
+        let path = self.checkpoints.path(start);
         let is_there = self.agree(self.lead.is_some() && path.exists())?;
         outcome.checkpoint = Some(path).filter(|_| is_there);
-        let nothing_left = schedule.start >= schedule.steps;
-        outcome.eval_loss = match schedule.start == 0 || nothing_left {
-            true => self.evaluate(stop)?,
-            false => self.lead.as_ref().and_then(|lead| lead.history.after(schedule.start)),
+        let nothing_left = start >= steps;
+        outcome.eval_loss = if start == 0 || nothing_left {
+            self.evaluate(stop)?
+        } else {
+            self.lead.as_ref().and_then(|lead| lead.history.after(start))
         };
         outcome.stopped = nothing_left && outcome.eval_loss.is_none() && self.session.evaluates();
-        if schedule.start == 0 {
+        if start == 0 {
             outcome.initial_eval_loss = outcome.eval_loss;
         } else if let Some(loss) = outcome.eval_loss.filter(|loss| loss.is_finite()) {
-            self.is_lowest(schedule.start, loss);
+            self.is_lowest(start, loss);
         }
         if let Some(lead) = &mut self.lead {
-            lead.metrics.begin(schedule.start, outcome.initial_eval_loss)?;
+            lead.metrics.begin(start, outcome.initial_eval_loss)?;
         }
         if let Some((loss, lead)) = outcome.initial_eval_loss.zip(self.lead.as_mut()) {
             lead.progress.message(&format!("before step 0: eval loss {loss:.6}"));
         }
-        Ok(outcome)
+        self.outcome = outcome;
+        Ok(())
     }
 }

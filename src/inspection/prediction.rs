@@ -402,7 +402,7 @@ impl CommandFacts {
         let SimulatedCommand { command, bound, span, .. } = simulated;
         Self {
             section,
-            stream: command.queue.name(),
+            stream: command.stream.name(),
             kind: command.kind.clone(),
             sizes: command.sizes.clone(),
             layers: command.layers,

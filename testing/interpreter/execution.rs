@@ -2,11 +2,10 @@
 
 use super::device::Loaded;
 use super::memory::Memory;
-use comm::{CommError, Communicator, Exchanged};
-use ir::ops::collective::Collective;
+use comm::{CollectiveKind, CommError, Communicator, Exchanged};
 use ir::ops::elementwise::Binary;
 use ir::ops::{Interp, PartSpans};
-use ir::{Diagnostic, Module, Op, Operator, PartialKind, Tensor, Type, block};
+use ir::{Diagnostic, Module, Op, Operator, Tensor, Type, block};
 use program::device::DeviceError;
 use program::{Exchange, Instruction, Kernel, LocalPart, Message, View};
 
@@ -98,15 +97,14 @@ impl Execution<'_> {
                 operand: Some(operand.bytes()),
                 result: result.bytes_mut(),
             });
-        let (mut tensors, kind) = (tensors.collect::<Vec<_>>(), exchange.reduced.unwrap_or(PartialKind::Sum));
+        let mut tensors: Vec<Exchanged> = tensors.collect();
         communicator.comes_from(&instruction.origin);
-        match exchange.collective {
-            Collective::AllReduce => communicator.all_reduce(&group, kind, &mut tensors)?,
-            Collective::AllGather => communicator.all_gather(&group, &mut tensors)?,
-            Collective::ReduceScatter => communicator.reduce_scatter(&group, kind, &mut tensors)?,
-            Collective::AllToAll => communicator.all_to_all(&group, &mut tensors)?,
-            Collective::AllSlice => unreachable!("lowering writes it as `Kernel::Part`"),
-        }
+        let kind = CollectiveKind::of(exchange.collective, exchange.reduced);
+        communicator.collective(
+            kind.expect("lowering writes an all_slice as `Kernel::Part`"),
+            &group,
+            &mut tensors,
+        )?;
         Ok(results.iter().map(|result| result.bytes().to_vec()).collect())
     }
 

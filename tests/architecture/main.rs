@@ -10,7 +10,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// The only allowed dependencies between packages of this workspace.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("checkpoint", &["comm", "data", "files", "ir", "program", "ranks"]),
     ("comm", &["files", "ir", "program"]),
     ("cpu", &["comm", "files", "ir", "program", "ranks"]),
@@ -21,6 +21,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("onnx", &["files", "ir"]),
     ("passes", &["ir"]),
     ("program", &["files", "ir"]),
+    ("ptx", &["cuda", "ir"]),
     ("ranks", &["comm", "ir", "program"]),
     (
         "testing",
@@ -61,7 +62,8 @@ const ARROWS: [(&str, &[&str]); 14] = [
 ];
 
 /// Further dependencies that only tests have.
-const ARROWS_OF_TESTS: [(&str, &[&str]); 2] = [("train", &["cpu", "cuda"]), ("trainyard", &["testing"])];
+const ARROWS_OF_TESTS: [(&str, &[&str]); 3] =
+    [("cuda", &["ptx"]), ("train", &["cpu", "cuda"]), ("trainyard", &["ptx", "testing"])];
 
 /// The most lines of a file.
 const LONGEST_FILE: usize = 800;

@@ -6,7 +6,7 @@ use crate::stages::check;
 use cuda::host::Order;
 use cuda::launches::Launches;
 use cuda::lower::{lower, races};
-use cuda::program::{Command, CudaProgram, Place, Stream, Task};
+use cuda::program::{Command, CudaProgram, Stream, Task, TouchedBytes};
 use ir::{DType, Tier};
 use passes::offload::{Classes, Offload};
 use passes::precision::Precision;
@@ -140,7 +140,7 @@ fn a_write_of_a_file_that_comes_too_early_shows() {
     assert!(distance_of(in_file(0), first(Stream::Disk), forget) > NEAR);
 }
 
-fn is_in_file(place: &Place) -> bool {
+fn is_in_file(place: &TouchedBytes) -> bool {
     place.region == Region::Disk
 }
 
@@ -228,7 +228,7 @@ fn kernels_touch_the_device_alone() {
     let placed = |program| {
         let mut cuda = lowered(program);
         for command in commands(&mut cuda) {
-            let on_host = |place: &Place| place.region.is_on_host();
+            let on_host = |place: &TouchedBytes| place.region.is_on_host();
             let all = || command.reads.iter().chain(&command.writes);
             let touched = all().filter(|place| on_host(place)).count();
             assert_eq!(all().any(is_in_file), matches!(command.task, Task::Disk), "{command:?}");
@@ -322,8 +322,9 @@ fn the_update_may_stop_behind_each_output() {
     let cuda = lowered(done(lowering::lower(&subject.compilation.training, &options)));
     let update = cuda.program.section(Section::Update);
     for output in cuda.program.outputs.iter().filter(|output| output.section == Section::Update) {
-        let place = Place::of(&output.view);
-        let makes = |own: &Instruction| own.results.iter().any(|result| Place::of(result).meets(&place));
+        let place = TouchedBytes::of(&output.view);
+        let makes =
+            |own: &Instruction| own.results.iter().any(|result| TouchedBytes::of(result).meets(&place));
         // Some outputs are constants.
         let Some(made) = update.iter().rposition(makes) else { continue };
         assert!(cuda.of_instructions(Part::Update, &(0..made + 1)).is_some(), "{}", output.name);

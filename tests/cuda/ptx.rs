@@ -7,15 +7,17 @@ use crate::nvrtc::operators::kernels_of;
 use crate::nvrtc::steps::{MODELS, TYPES};
 use cuda::check::samples;
 use cuda::device::Cuda;
-use cuda::host::{Host, Order, Ptx};
+use cuda::host::{Host, Order};
 use cuda::lower::lower;
 use cuda::program::Kernel;
 use ir::DType;
 use ir::samples::Sample;
 use passes::precision::Precision;
 use program::StagePrograms;
+use ptx::Ptx;
 use ranks::Ranks;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use testing::models::{self, Fixture, adamw, done};
 use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::execute::Machine;
@@ -28,7 +30,7 @@ fn check(fixture: &Fixture, compute: DType, ptx: &Ptx) {
     let subject = fixture.compiled(fixture.batch, plan);
     let module = &subject.compilation.training;
     let microbatches = done(inputs::draw(module, 5, 1));
-    let host = Host::new(Order::default()).checked_by_ptx(ptx.clone());
+    let host = Host::new(Order::default()).checked_by(Arc::new(ptx.clone()));
     let make = |programs: StagePrograms| {
         let cuda = done(lower(programs.first().clone()));
         Cuda::with(host, vec![cuda]).map(|cuda| Ranks::alone(Box::new(cuda)))

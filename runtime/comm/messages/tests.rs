@@ -90,7 +90,7 @@ fn both<R: Send>(ranks: u64, work: impl Fn(&dyn Communicator) -> R + Sync) -> [V
         let threads: Vec<_> = (0..ranks).map(one).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
-    [by_mail, on_threads(ranks, &work)]
+    [by_mail, on_threads(ranks, |thread| work(&*thread))]
 }
 
 /// Runs one collective on these tensors with all ranks of a group.

@@ -51,9 +51,10 @@ pub struct Address {
 /// `node0:29501`
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
         }
     }
 }
@@ -106,12 +107,11 @@ impl MeetingPoint {
                     io::Error::new(error.kind(), format!("{address}, which the file names: {error}"))
                 });
                 // A machine's name need not resolve to it, and two machines may have the same name.
-                match address.host == host {
-                    true => {
-                        let own = (Ipv4Addr::LOCALHOST, address.port).into();
-                        Ok([own].into_iter().chain(resolved.unwrap_or_default()).collect())
-                    }
-                    false => resolved,
+                if address.host == host {
+                    let own = (Ipv4Addr::LOCALHOST, address.port).into();
+                    Ok([own].into_iter().chain(resolved.unwrap_or_default()).collect())
+                } else {
+                    resolved
                 }
             }
         }

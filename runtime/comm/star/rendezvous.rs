@@ -164,12 +164,10 @@ fn missing(
         (1..).zip(found).filter(|(_, found)| found.is_none()).map(|(rank, _)| rank).collect();
     let seconds = newcomer.timeout.as_secs();
     let told = Diagnostic::new(format!("the ranks {missing:?} did not come to {address} within {seconds} s"));
-    match sent_away {
-        true => {
-            told.note(format!("processes of another run came, which has {DIFFERENCES}, and were sent away"))
-        }
-        false => told
-            .note("the launcher has not started them, they ended before, or they cannot reach that address"),
+    if sent_away {
+        told.note(format!("processes of another run came, which has {DIFFERENCES}, and were sent away"))
+    } else {
+        told.note("the launcher has not started them, they ended before, or they cannot reach that address")
     }
 }
 

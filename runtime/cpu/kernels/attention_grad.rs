@@ -147,15 +147,11 @@ vectorized! {
         let factor = T::ONE / sum([&*row], |[x]| x);
         row.iter_mut().for_each(|x| *x = *x * factor);
     }
-}
 
-vectorized! {
     fn dot<'a; T: Real>(x: &'a [T], y: &'a [T]) -> T {
         sum([x, y], |[x, y]| x * y)
     }
-}
 
-vectorized! {
     /// Computes `scale·p·(d p - Σ out·d out)` in place of `d p`.
     fn dscores_of<'a; T: Real>(probabilities: &'a [T], dprobabilities: &'a mut [T], dot: T, scale: T) {
         for (dp, &p) in dprobabilities.iter_mut().zip(probabilities) {

@@ -198,9 +198,7 @@ vectorized! {
         }
         (S::Real::of(total), S::Real::of(dot))
     }
-}
 
-vectorized! {
     /// `d x = d y·factor`
     fn scale_sample<'a; S: Float>(dy: &'a [S], factor: &'a [S::Real], dx: &'a mut [S]) {
         let plane = dy.len() / factor.len();

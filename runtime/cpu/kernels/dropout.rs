@@ -113,9 +113,7 @@ vectorized! {
             }
         }
     }
-}
 
-vectorized! {
     /// Sets elements whose word is below the threshold to 0, and scales the others.
     fn keep<'a, 'b; T: Float>(threshold: u32, scale: T::Real, words: &'a [u32], elements: &'b mut [T]) {
         for (x, &word) in elements.iter_mut().zip(words) {
@@ -123,9 +121,7 @@ vectorized! {
             *x = if word >= threshold { kept } else { T::from_i64(0) };
         }
     }
-}
 
-vectorized! {
     /// Replaces elements by the uniform numbers of their words.
     fn become_numbers<'a, 'b; T: Float>(words: &'a [u32], elements: &'b mut [T]) {
         for (x, &word) in elements.iter_mut().zip(words) {

@@ -1,9 +1,7 @@
 //! Collectives: the exchange of a device with the others of its group.
 
 use crate::call::Call;
-use comm::{CommError, Communicator, Exchanged};
-use ir::PartialKind;
-use ir::ops::collective::Collective;
+use comm::{CollectiveKind, CommError, Communicator, Exchanged};
 use program::Exchange;
 
 pub(super) fn run(
@@ -24,13 +22,7 @@ pub(super) fn run(
     };
     let mut tensors: Vec<Exchanged> = results.into_iter().enumerate().map(tensor).collect();
     communicator.comes_from(&call.instruction.origin);
-    let kind = exchange.reduced.unwrap_or(PartialKind::Sum);
-    match exchange.collective {
-        Collective::AllReduce => communicator.all_reduce(&group, kind, &mut tensors),
-        Collective::AllGather => communicator.all_gather(&group, &mut tensors),
-        Collective::ReduceScatter => communicator.reduce_scatter(&group, kind, &mut tensors),
-        Collective::AllToAll => communicator.all_to_all(&group, &mut tensors),
-        // A copy of the device's own part; lowering writes it as `Kernel::Part`.
-        Collective::AllSlice => unreachable!("an all_slice is no exchange"),
-    }
+    // A copy of the device's own part is no exchange; lowering writes it as `Kernel::Part`.
+    let kind = CollectiveKind::of(exchange.collective, exchange.reduced);
+    communicator.collective(kind.expect("an all_slice is no exchange"), &group, &mut tensors)
 }

@@ -143,9 +143,10 @@ pub(super) fn gradient(mut call: Call) {
             let how = Multiply { factor: <S as Float>::Real::ONE, add: false, parallel };
             let sizes = [sum.len() / n.max(1), chosen.len(), n];
             let sum = (sum, Matrix::with_rows(n));
-            match add {
-                true => add_rounded(sizes, sum, [left, right], &[[rows, columns]], how),
-                false => gemm(sizes, sum, (left, rows), (right, columns), how),
+            if add {
+                add_rounded(sizes, sum, [left, right], &[[rows, columns]], how)
+            } else {
+                gemm(sizes, sum, (left, rows), (right, columns), how)
             }
         };
         match <S as Float>::as_reals_mut(result) {

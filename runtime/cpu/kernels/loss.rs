@@ -73,9 +73,10 @@ pub(super) fn cross_entropy_grad(op: &CrossEntropyGrad, mut call: Call) {
                 row.copy_from_slice(&logits[i * classes..(i + 1) * classes]);
             }
             scratch.update(row, |row| {
-                match all == classes {
-                    true => gradient_row(row, total, uniform, factor),
-                    false => gradient_part(row, total, uniform, factor),
+                if all == classes {
+                    gradient_row(row, total, uniform, factor)
+                } else {
+                    gradient_part(row, total, uniform, factor)
                 }
                 if let Some(target) = class.checked_sub(first).and_then(|class| row.get_mut(class)) {
                     *target -= factor * T::of(1.0 - smoothing);
@@ -93,9 +94,7 @@ vectorized! {
         let share = T::ONE / sum([&*row], |[x]| x);
         row.iter_mut().for_each(|x| *x = factor * (*x * share - uniform));
     }
-}
 
-vectorized! {
     /// Computes the same for a part of the classes, without normalising again.
     fn gradient_part<'a; T: Real>(row: &'a mut [T], logsumexp: T, uniform: T, factor: T) {
         row.iter_mut().for_each(|x| *x = factor * ((*x - logsumexp).exp() - uniform));

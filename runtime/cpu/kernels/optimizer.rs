@@ -17,6 +17,7 @@ use super::copy::memory_order;
 use crate::call::{Call, Source};
 use crate::element::Element;
 use crate::math::{Float, Real};
+use crate::storage::Scratch;
 use crate::walk::Walk;
 use rayon::prelude::*;
 
@@ -87,5 +88,24 @@ fn for_blocks<const N: usize>(
         if let (false, Ok(part)) = (skips, part.try_into()) {
             block(start, part);
         }
+    });
+}
+
+/// Updates a parameter and its only state, the results 0 and 1, by an update of blocks. It gets a block of the gradient, of the parameter
+/// and of the state, in the type in which they are computed.
+fn update_with_state<S: Float>(
+    call: &mut Call,
+    skips: bool,
+    update: impl Fn(&[S::Real], &mut [S::Real], &mut [S::Real]) + Sync,
+) {
+    let gradient = Gradient::<S>::of(call);
+    for_blocks(call, [0, 2], skips, |start, results| {
+        let [parameter, state] = results.map(bytemuck::cast_slice_mut::<u8, S>);
+        let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
+        let gradient = wide.read(&gradient);
+        let [mut wide_parameter, mut wide_state] = [Scratch::new(), Scratch::new()];
+        wide_parameter.update(parameter, |parameter| {
+            wide_state.update(state, |state| update(gradient, parameter, state));
+        });
     });
 }

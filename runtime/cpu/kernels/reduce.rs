@@ -228,9 +228,7 @@ vectorized! {
         let start = lanes.into_iter().reduce(|a, b| T::Sum::combine(kind, a, b)).unwrap_or(T::Sum::start(kind));
         rest.iter().fold(start, |a, &b| T::Sum::combine(kind, a, b.wide()))
     }
-}
 
-vectorized! {
     /// Combines each `out[i]` with `x[i]`.
     fn across<'a; T: Reduced>(kind: ReduceKind, out: &'a mut [T::Sum], x: &'a [T]) {
         combine_each(kind, out, x);

@@ -66,9 +66,7 @@ vectorized! {
         }
         (largest, sum([row], |[x]| (x - largest).exp()).ln())
     }
-}
 
-vectorized! {
     /// Computes the gradient in place of `d y`. A row of zeros stays zero, even if `y` has a NaN.
     fn softmax_grad_row<'a, 'b; T: Real>(y: &'a [T], dy: &'b mut [T]) {
         let dot = sum([y, dy], |[y, dy]| y * dy);
@@ -77,9 +75,7 @@ vectorized! {
         }
         dy.iter_mut().zip(y).for_each(|(dy, &y)| *dy = y * (*dy - dot));
     }
-}
 
-vectorized! {
     /// Computes the gradient in place of `y`.
     fn softmax_grad_row_of_y<'a; T: Real>(y: &'a mut [T], dy: &'a [T]) {
         let dot = sum([y, dy], |[y, dy]| y * dy);

@@ -5,10 +5,11 @@ use crate::device::Cuda;
 use crate::driver::{Driver, DriverError};
 use crate::gpu::Options;
 use crate::gpu::copies::{Copies, Direction};
-use crate::host::{Host, Order, Ptx};
+use crate::host::{Host, LaunchCheck, Order};
 use crate::pace::Pace;
 use crate::program::{CudaProgram, Kernel};
 use program::device::DeviceError;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The stand-in, with a change of its kernels.
@@ -20,14 +21,14 @@ pub struct StandIn {
     pub change: fn(&mut Kernel),
     /// The way in which commands reach the device.
     pub pace: Pace,
-    /// The interpreter that also runs each launch by its PTX, if there is one.
-    pub ptx: Option<Ptx>,
+    /// A second way of running each launch, with which the stand-in is compared, if there is one.
+    pub second_way: Option<Arc<dyn LaunchCheck>>,
 }
 
 impl StandIn {
     /// Returns the stand-in with unchanged kernels.
     pub fn sound(order: Order) -> Self {
-        Self { order, change: |_| (), pace: Pace::default(), ptx: None }
+        Self { order, change: |_| (), pace: Pace::default(), second_way: None }
     }
 
     /// Returns the stand-in with the pace that the environment asks for; see [`Options::of_process`].
@@ -42,8 +43,8 @@ impl Subject for StandIn {
     fn with(&self, mut program: CudaProgram) -> Result<Cuda<Host>, DeviceError> {
         program.kernels.iter_mut().for_each(self.change);
         let host = Host::new(self.order);
-        let host = match &self.ptx {
-            Some(ptx) => host.checked_by_ptx(ptx.clone()),
+        let host = match &self.second_way {
+            Some(second_way) => host.checked_by(second_way.clone()),
             None => host.checked(),
         };
         Ok(Cuda::with(host, vec![program])?.at(self.pace))

@@ -10,7 +10,7 @@ use ir::ops::experts::Experts;
 use ir::ops::indexing::Gather;
 use ir::ops::norm::LayerNorm;
 use ir::{Builder, DType, Module, Op, Type};
-use program::commands::{CommandClass, Queue};
+use program::commands::{CommandClass, Stream};
 use program::lower::{LowerOptions, lower};
 use program::simulator::{Bound, SimulatedCommand, SimulatedStep};
 use program::{Microbatches, Part};
@@ -157,10 +157,10 @@ fn a_product_that_nothing_reads_runs_aside_and_waits_for_its_operand() {
         &[(Unary::Neg.into(), &[0]), (Contract::new("mk,kn->mn").into(), &[2, 1]), (Unary::Neg.into(), &[0])],
         &[(DType::BF16, sizes); 2],
     );
-    let queues: Vec<Queue> = commands.iter().map(|one| one.command.queue).collect();
-    let product = queues.iter().position(|queue| *queue == Queue::Side).expect("a product goes aside");
+    let streams: Vec<Stream> = commands.iter().map(|one| one.command.stream).collect();
+    let product = streams.iter().position(|stream| *stream == Stream::Side).expect("a product goes aside");
     let waits = &commands[product].command.waits;
-    assert_eq!(waits.len(), 1, "{queues:?}");
+    assert_eq!(waits.len(), 1, "{streams:?}");
     assert!(commands[product].span.begin >= commands[waits[0]].span.end);
 }
 
@@ -201,8 +201,8 @@ fn copies_with_a_file_take_as_long_as_the_disk_and_updates_on_the_host_wait_for_
         }
     }
     let commands = step(Preset::H200);
-    let queues: Vec<Queue> = commands.iter().map(|one| one.command.queue).collect();
-    assert_eq!(queues, [Queue::Disk, Queue::Host, Queue::Disk, Queue::Host]);
+    let streams: Vec<Stream> = commands.iter().map(|one| one.command.stream).collect();
+    assert_eq!(streams, [Stream::Disk, Stream::Host, Stream::Disk, Stream::Host]);
     // The second update waits for the first one, because the first one reads a value that the second one changes. The driver may run
     // functions of two streams one after the other, so the update also waits for the copy, which could begin at the same moment.
     assert_eq!(commands[2].span.begin, commands[1].span.end);

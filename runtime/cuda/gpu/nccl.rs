@@ -195,9 +195,10 @@ impl Team {
             let member = self.lock(rank);
             let communicator = self.communicator(&member, group)?;
             let (at, count, ty) = (memory.at, 1, Element::U8);
-            let call = match rank == group.ranks[SENDER as usize] {
-                true => Call::Send { from: at, count, ty, peer: RECEIVER },
-                false => Call::Receive { to: at, count, ty, peer: SENDER },
+            let call = if rank == group.ranks[SENDER as usize] {
+                Call::Send { from: at, count, ty, peer: RECEIVER }
+            } else {
+                Call::Receive { to: at, count, ty, peer: SENDER }
             };
             let Some((queue, _)) = &member.watched else { return Ok(()) };
             self.functions.issue(&call, communicator, queue).map_err(refused)

@@ -1,6 +1,7 @@
 //! Variants of the stand-in for tests: with little memory, with faults, checked, or for the ends of huge tensors.
 
-use super::{Host, Ptx};
+use super::{Host, LaunchCheck};
+use std::sync::Arc;
 
 impl Host {
     /// Returns a stand-in that holds this number of bytes.
@@ -24,9 +25,9 @@ impl Host {
         Self { is_checked: true, ..self }
     }
 
-    /// Returns a checked stand-in that also runs each launch by its PTX when it first runs.
-    pub fn checked_by_ptx(self, ptx: Ptx) -> Self {
-        Self { is_checked: true, ptx: Some(ptx), ..self }
+    /// Returns a checked stand-in that compares each launch with a second way of running it when it first runs.
+    pub fn checked_by(self, second_way: Arc<dyn LaunchCheck>) -> Self {
+        Self { is_checked: true, second_way: Some(second_way), ..self }
     }
 
     /// Returns a stand-in that runs this number of blocks at each end of a grid, and no block between them: for tensors whose memory is

@@ -9,10 +9,9 @@
 
 use super::guarded::{Guards, Side};
 use super::pages::PagedBytes;
-use super::ptx::{CheckedLaunch, Ptx, Schedule, Snapshot};
 use super::{Host, Queued, State};
 use crate::driver::{Address, DriverError, Touches};
-use crate::program::Place;
+use crate::program::{Kernel, TouchedBytes};
 use program::Region;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -50,10 +49,10 @@ impl Declared {
         let memories = [(Region::Arena, "the arena"), (Region::Constants, "the constants")];
         let of = |(region, name): (Region, _)| {
             let memory = touches.memories.of(region);
-            let within = |places: &[Place]| {
-                let is_own = |place: &Place| place.region.is_in_arena() == region.is_in_arena();
+            let within = |places: &[TouchedBytes]| {
+                let is_own = |place: &TouchedBytes| place.region.is_in_arena() == region.is_in_arena();
                 let own = places.iter().enumerate().filter(|(_, place)| is_own(place));
-                let tensor = |(number, place): (usize, &Place)| {
+                let tensor = |(number, place): (usize, &TouchedBytes)| {
                     let start = place.region.start(&touches.memories.blocks);
                     DeclaredTensor { number, bytes: start + place.bytes.start..start + place.bytes.end }
                 };
@@ -91,6 +90,29 @@ impl Queued {
             _ => unreachable!("nothing else is checked"),
         }
     }
+}
+
+/// A second way of running launches, which has to leave the memory that the stand-in leaves.
+pub trait LaunchCheck: fmt::Debug + Send + Sync {
+    /// Runs a launch again, and compares the memory. It is called for both sides of the guard pages.
+    ///
+    /// # Errors
+    /// The way, and its fault or the result that differs.
+    fn check(&self, launch: &CheckedLaunch, side: Side) -> Result<(), String>;
+}
+
+/// A launch on the stand-in: the kernel, its blocks along x, y and z with their threads, and its arguments.
+pub struct CheckedLaunch<'a> {
+    /// The kernel.
+    pub kernel: &'a Kernel,
+    /// The blocks along x, y and z, and the threads of a block.
+    pub sizes: [u32; 4],
+    /// The arguments.
+    pub words: &'a [u64],
+    /// The memory that the launch may touch, before the launch: the addresses of operands and tables, and their bytes.
+    pub before: &'a [(u64, Vec<u8>)],
+    /// The bytes of each part of the memory after the launch.
+    pub after: Vec<&'a [u8]>,
 }
 
 impl Host {
@@ -133,13 +155,13 @@ impl Host {
             for (held, mapped) in held.iter_mut().zip(&state.guards.mapped) {
                 held.fill(mapped.all(), mapped.start());
             }
-            let before = self.ptx.is_some().then(|| state.snapshot(declared));
+            let before = self.second_way.is_some().then(|| state.snapshot(declared));
             self.run(state, moved.clone())?;
             for (held, mapped) in held.iter_mut().zip(&state.guards.mapped) {
                 held.look(mapped.all(), mapped.start())?;
             }
-            if let (Some(ptx), Some(before)) = (&self.ptx, before) {
-                state.check_by_ptx(ptx, &moved, &before, side)?;
+            if let (Some(second_way), Some(before)) = (&self.second_way, before) {
+                state.compare(&**second_way, &moved, &before, side)?;
             }
         }
         state.guards = Guards::default();
@@ -198,32 +220,30 @@ impl From<Stray> for Error {
 impl State {
     /// Returns the memory that a launch between guards may touch: its operands, its tables, and memory of the device that commands do
     /// not declare, such as the word that halts the device.
-    fn snapshot(&self, declared: &[Declared]) -> Snapshot {
+    fn snapshot(&self, declared: &[Declared]) -> Vec<(u64, Vec<u8>)> {
         let is_declared =
             |memory: &&PagedBytes| declared.iter().any(|declared| declared.memory == memory.start());
         let others = self.memory.iter().filter(|memory| !is_declared(memory));
-        Snapshot::of(&self.guards, others.map(|memory| (memory.start().0, memory.all().to_vec())))
+        let others = others.map(|memory| (memory.start().0, memory.all().to_vec()));
+        let operands = self.guards.memories().map(|(address, bytes)| (address.0, bytes.to_vec()));
+        operands.chain(others).collect()
     }
 
-    /// Runs a launch by its PTX, too. Other commands have no PTX.
-    fn check_by_ptx(
+    /// Compares a launch with a second way of running it. Other commands have no second way.
+    fn compare(
         &self,
-        ptx: &Ptx,
+        second_way: &dyn LaunchCheck,
         command: &Queued,
-        before: &Snapshot,
+        before: &[(u64, Vec<u8>)],
         side: Side,
     ) -> Result<(), DriverError> {
         let Queued::Launch { kernel, sizes, words, .. } = command else { return Ok(()) };
-        let place = |(address, count)| Ok(&*self.bytes(Address(address), Some(count))?);
-        let after = before.places().map(place).collect::<Result<Vec<&[u8]>, DriverError>>()?;
+        let place =
+            |(address, bytes): &(u64, Vec<u8>)| Ok(&*self.bytes(Address(*address), Some(bytes.len()))?);
+        let after = before.iter().map(place).collect::<Result<Vec<&[u8]>, DriverError>>()?;
         let launch = CheckedLaunch { kernel, sizes: *sizes, words: &words.values, before, after };
-        // Each launch runs in all four orders, two of them at each side.
-        let schedules = match side {
-            Side::Behind => [Schedule::Forward, Schedule::Random(1)],
-            Side::Before => [Schedule::Backward, Schedule::Turns],
-        };
-        let checked = ptx.check(&launch, &schedules);
-        checked.map_err(|problem| DriverError(format!("{}, by its PTX: {problem}", kernel.name)))
+        let checked = second_way.check(&launch, side);
+        checked.map_err(|problem| DriverError(format!("{}, {problem}", kernel.name)))
     }
 
     /// Returns the memory that begins at an address.

@@ -5,8 +5,7 @@ use super::{Host, Order, State};
 use crate::driver::{Address, CollectiveTask, DriverError, MessageTask};
 use crate::nccl::sequence;
 use crate::program::{Collective, Stream};
-use comm::{CommError, Communicator, Exchanged};
-use ir::PartialKind;
+use comm::{CollectiveKind, CommError, Communicator, Exchanged};
 use ir::ops::collective::Collective as Kind;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -124,14 +123,8 @@ impl Exchange {
                 result: state.bytes(to, bytes(elements(tensor.count, gathers)))?,
             });
         }
-        let kind = collective.reduced.unwrap_or(PartialKind::Sum);
-        match collective.kind {
-            Kind::AllReduce => communicator.all_reduce(group, kind, &mut tensors),
-            Kind::AllGather => communicator.all_gather(group, &mut tensors),
-            Kind::ReduceScatter => communicator.reduce_scatter(group, kind, &mut tensors),
-            Kind::AllToAll => communicator.all_to_all(group, &mut tensors),
-            Kind::AllSlice => return Err(DriverError("an all_slice is not an exchange".into())),
-        }
-        .map_err(told)
+        let kind = CollectiveKind::of(collective.kind, collective.reduced);
+        let kind = kind.ok_or_else(|| DriverError("an all_slice is not an exchange".into()))?;
+        communicator.collective(kind, group, &mut tensors).map_err(told)
     }
 }

@@ -50,7 +50,7 @@ pub(super) fn is_address(argument: &Argument) -> bool {
 
 /// The side on which operands touch the guard pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub enum Side {
     /// The last byte is next to the pages behind, except for alignment.
     Behind,
     /// The first byte is next to the pages before, except for alignment.
@@ -219,11 +219,10 @@ impl Mapped {
     /// Describes an address outside of these bytes: `4 bytes behind operand 1`.
     fn described(&self, address: usize) -> String {
         let first = self.pages.start() + self.start;
-        let (distance, side, nearest) = match address < first {
-            true => (first - address, "before", self.part(|bytes| bytes.start == self.range.start)),
-            false => {
-                (address - first - self.len() + 1, "behind", self.part(|bytes| bytes.end == self.range.end))
-            }
+        let (distance, side, nearest) = if address < first {
+            (first - address, "before", self.part(|bytes| bytes.start == self.range.start))
+        } else {
+            (address - first - self.len() + 1, "behind", self.part(|bytes| bytes.end == self.range.end))
         };
         let plural = if distance == 1 { "" } else { "s" };
         format!("{distance} byte{plural} {side} {nearest}")

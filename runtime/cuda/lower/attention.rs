@@ -5,15 +5,15 @@ mod matrices;
 use super::source::{ATTENTION, ATTENTION_GRAD, KernelDraft, address, computed, is_aligned};
 use super::{Multiprocessors, Step, Unplaced};
 use ir::ops::attention::{Attention, AttentionGrad};
-use ir::{DType, Diagnostic, Op, Type};
+use ir::{DType, Op, Type};
 use program::layout::Layout;
 use program::{Instruction, View};
 
-pub(super) fn attention(op: &Attention, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn attention(op: &Attention, instruction: &Instruction) -> KernelDraft {
     let call = Call::of(&instruction.operands, instruction, op.scale.get(), op.causal);
     let [out, logsumexp] = &instruction.results[..] else { unreachable!("infer has counted") };
     if matrices::take(&call, &[out]) {
-        return Ok(vec![Step::Kernel(matrices::forward(&call, out, logsumexp))]);
+        return matrices::forward(&call, out, logsumexp);
     }
     let tiles = call.tiles(&[out], 2);
     let mut run = KernelDraft::of("attention", &ATTENTION);
@@ -26,10 +26,10 @@ pub(super) fn attention(op: &Attention, instruction: &Instruction) -> Result<Vec
     let (columns, across) = tiles.columns(call.value_width);
     run.line(format!("attention::forward<{}, {columns}>({});", types.join(", "), arguments.join(", ")));
     let run = tiles.blocks(run, [call.queries, call.batch * call.heads], columns);
-    Ok(vec![Step::Kernel(run.blocks_along_y(across))])
+    run.blocks_along_y(across)
 }
 
-pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> Vec<Step> {
     let Some((forward, [out, logsumexp, dout])) = instruction.operands.split_last_chunk::<3>() else {
         unreachable!("infer has counted");
     };
@@ -37,7 +37,7 @@ pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> R
     let gradient = Gradient { call, out, logsumexp, dout, instruction };
     let others: Vec<&View> = [out, dout].into_iter().chain(&instruction.results).collect();
     if matrices::take(&gradient.call, &others) {
-        return Ok(matrices::gradient(&gradient).into_iter().map(Step::Kernel).collect());
+        return matrices::gradient(&gradient).into_iter().map(Step::Kernel).collect();
     }
     let mut runs = vec![];
     if gradient.call.queries > 0 {
@@ -49,7 +49,7 @@ pub(super) fn attention_grad(op: &AttentionGrad, instruction: &Instruction) -> R
     if gradient.call.keys > 0 {
         runs.push(gradient.by_keys());
     }
-    Ok(runs.into_iter().map(Step::Kernel).collect())
+    runs.into_iter().map(Step::Kernel).collect()
 }
 
 /// Returns the f32 numbers of scratch that the kernels take: three numbers for each row of the scores, or the numbers that tensor cores

@@ -3,15 +3,11 @@
 use super::source::{BATCH_NORM, BLOCK, KernelDraft, address, computed, index_type, is_aligned};
 use super::{Multiprocessors, Step, Unplaced};
 use ir::ops::batch_norm::{BatchNorm, BatchNormGrad, BatchStatistics};
-use ir::{DType, Diagnostic, Op};
+use ir::{DType, Op};
 use program::layout::Layout;
 use program::{Instruction, View};
 
-pub(super) fn statistics(
-    _: &BatchStatistics,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn statistics(_: &BatchStatistics, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let (x, results) = (&instruction.operands[0], &instruction.results);
     let slices = Slices::of(&x.layout, on);
     let width = slices.neighbours(&[x]);
@@ -23,14 +19,10 @@ pub(super) fn statistics(
     let scratch = scratch_of(&mut whole, instruction);
     let targets: Vec<String> = results.iter().map(|result| whole.writes(result)).collect();
     whole.line(format!("batch_norm::statistics<{ty}>({scratch}, {});", targets.join(", ")));
-    Ok(slices.steps(parts, whole, width))
+    slices.steps(parts, whole, width)
 }
 
-pub(super) fn gradient(
-    op: &BatchNormGrad,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn gradient(op: &BatchNormGrad, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let Instruction { operands, results, .. } = instruction;
     let slices = Slices::of(&operands[0].layout, on);
     let width = slices.neighbours(&[&operands[0], &operands[4], &results[0]]);
@@ -46,10 +38,10 @@ pub(super) fn gradient(
     let targets: Vec<String> = results[1..].iter().map(|result| whole.writes(result)).collect();
     let targets = targets.join(", ");
     whole.line(format!("batch_norm::gradient<{ty}>({scratch}, {variance}, {scale}, {targets}, {eps:?});"));
-    Ok(slices.steps(parts, whole, width))
+    slices.steps(parts, whole, width)
 }
 
-pub(super) fn normalize(op: &BatchNorm, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn normalize(op: &BatchNorm, instruction: &Instruction) -> KernelDraft {
     let Instruction { operands, results, .. } = instruction;
     let (x, y) = (&operands[0], &results[0]);
     let count = y.layout.len();
@@ -61,7 +53,7 @@ pub(super) fn normalize(op: &BatchNorm, instruction: &Instruction) -> Result<Vec
     let (sources, target) = (sources.join(", "), run.writes(y));
     let (shape, index, eps) = (shape(extents(&x.layout)), index_type(count), op.eps.get());
     run.line(format!("batch_norm::normalize<{shape}, {width}, {index}>({sources}, {target}, {eps:?});"));
-    Ok(vec![Step::Kernel(run.threads(count / width))])
+    run.threads(count / width)
 }
 
 /// Returns the f32 numbers of scratch that the kernels take: two for each slice.

@@ -9,13 +9,13 @@ use program::Instruction;
 /// The threads of a block, which has one matrix: a column has few rows for each thread, and every dot product waits for all threads.
 const THREADS: u32 = 512;
 
-pub(super) fn addends(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn addends(instruction: &Instruction) -> KernelDraft {
     let (x, out) = (&instruction.operands[0], &instruction.results[0]);
     let (own, count) = (x.layout.len(), out.layout.len());
     let mut run = KernelDraft::of("addends", &COMPRESSION);
     let (source, target) = (run.reads(x), run.writes(out));
     run.line(format!("compression::addends<{own}, {count}>({source}, {target});"));
-    Ok(vec![Step::Kernel(run.threads(count))])
+    run.threads(count)
 }
 
 pub(super) fn orthogonalize(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {

@@ -14,22 +14,18 @@ use program::{FusedContract, Instruction, View};
 /// The most multiplications that a contraction may become. More would take longer to start than one kernel takes to run.
 const MOST: usize = 16;
 
-pub(super) fn steps(
-    contract: &Contract,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn steps(contract: &Contract, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     if let Some(steps) = dot(contract, instruction, on) {
-        return Ok(steps);
+        return steps;
     }
     let [lhs, rhs, out] = [&instruction.operands[0], &instruction.operands[1], &instruction.results[0]];
     let accumulates = instruction.accumulates;
     match multiplications(contract, [lhs, rhs, out]) {
         Some(all) => {
             let step = |multiply| Step::Multiply(Multiply { accumulates, ..multiply });
-            Ok(all.into_iter().map(step).collect())
+            all.into_iter().map(step).collect()
         }
-        None => Ok(vec![Step::Kernel(kernel(contract, instruction))]),
+        None => vec![Step::Kernel(kernel(contract, instruction))],
     }
 }
 

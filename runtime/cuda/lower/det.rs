@@ -1,9 +1,9 @@
 //! Determinants.
 
 use super::source::{BLOCK, DET, KernelDraft, address};
-use super::{Multiprocessors, Step, Unplaced};
+use super::{Multiprocessors, Unplaced};
+use ir::Op;
 use ir::ops::det::Det;
-use ir::{Diagnostic, Op};
 use program::Instruction;
 use program::layout::Layout;
 
@@ -11,14 +11,14 @@ use program::layout::Layout;
 const IN_REGISTERS: usize = 5;
 const IN_SHARED: usize = 76;
 
-pub(super) fn det(_: &Det, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn det(_: &Det, instruction: &Instruction) -> KernelDraft {
     let (x, out) = (&instruction.operands[0], &instruction.results[0]);
     let (count, n) = (out.layout.len(), rows(&x.layout));
     let mut run = KernelDraft::of("det", &DET);
     let (source, target) = (run.reads(x), run.writes(out));
     if n <= IN_REGISTERS {
         run.line(format!("det::by_thread<{count}, {n}>({source}, {target});"));
-        return Ok(vec![Step::Kernel(run.threads(count))]);
+        return run.threads(count);
     }
     match &instruction.scratch {
         None => run.line(format!("det::by_block<{n}>({source}, {target});")),
@@ -28,7 +28,7 @@ pub(super) fn det(_: &Det, instruction: &Instruction) -> Result<Vec<Step>, Diagn
         }
     }
     // A row of up to 32 elements is processed by one warp; more warps would wait for each other.
-    Ok(vec![Step::Kernel(run.blocks(count, if n <= 32 { 32 } else { BLOCK }))])
+    run.blocks(count, if n <= 32 { 32 } else { BLOCK })
 }
 
 fn rows(layout: &Layout) -> usize {

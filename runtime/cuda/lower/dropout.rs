@@ -1,19 +1,18 @@
 //! Dropout and uniform numbers, with the same random words as the interpreter.
 
-use super::Step;
 use super::source::{DROPOUT, KernelDraft, computed, index_type, is_aligned, layout};
 use crate::program::{Argument, ByRank, CutDim};
 use ir::ops::draws::{DrawnDim, Draws, Positions};
 use ir::ops::dropout::Dropout;
 use ir::ops::random::RandomUniform;
-use ir::{Diagnostic, Span, Type};
+use ir::{Span, Type};
 use program::layout::Layout;
 use program::{Instruction, View};
 
-pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> KernelDraft {
     let ([x, numbers], [y]) = (&instruction.operands[..], &instruction.results[..]) else {
         // Samples without numbers lose no element.
-        return Ok(vec![Step::Kernel(super::copy::copy(instruction))]);
+        return super::copy::copy(instruction);
     };
     let draws = op.draws();
     let (positions, start) = positions(&draws, instruction, 1);
@@ -30,11 +29,11 @@ pub(super) fn dropout(op: &Dropout, instruction: &Instruction) -> Result<Vec<Ste
         op.threshold(),
         op.scale()
     ));
-    Ok(vec![Step::Kernel(run.threads(count / width))])
+    run.threads(count / width)
 }
 
 /// Returns the kernel of uniform numbers. Without numbers of samples it writes their mean.
-pub(super) fn uniform(op: &RandomUniform, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn uniform(op: &RandomUniform, instruction: &Instruction) -> KernelDraft {
     let y = &instruction.results[0];
     let (count, sums) = (y.layout.len(), computed(y.dtype));
     let mut run = KernelDraft::of("random_uniform", &DROPOUT);
@@ -42,7 +41,7 @@ pub(super) fn uniform(op: &RandomUniform, instruction: &Instruction) -> Result<V
     let [numbers] = &instruction.operands[..] else {
         let to = run.writes(y);
         run.line(format!("dropout::fill<{count}, {index}>({to}, ({sums}){:?});", RandomUniform::MEAN));
-        return Ok(vec![Step::Kernel(run.threads(count))]);
+        return run.threads(count);
     };
     let draws = op.draws();
     let (positions, start) = positions(&draws, instruction, 0);
@@ -53,7 +52,7 @@ pub(super) fn uniform(op: &RandomUniform, instruction: &Instruction) -> Result<V
     run.line(format!(
         "dropout::uniform<{elements}, {of_samples}, {index}, {width}, {sums}>({samples}, {to}, {key}, {id}, {start});"
     ));
-    Ok(vec![Step::Kernel(run.threads(count / width))])
+    run.threads(count / width)
 }
 
 /// Returns the parameters that determine the random words. The run's seed and the operator's id are arguments, so that all dropouts of

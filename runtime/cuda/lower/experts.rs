@@ -4,7 +4,7 @@ use super::source::{BLOCK, EXPERTS, EXPERTS_MMA, KernelDraft, address, is_aligne
 use super::{Multiprocessors, Step, Unplaced};
 use crate::program::Argument;
 use ir::ops::experts::{Experts, ExpertsGrad};
-use ir::{DType, Diagnostic, Op, Type};
+use ir::{DType, Op, Type};
 use program::{Instruction, View};
 
 /// The columns of a block's tile, as in the kernels.
@@ -31,9 +31,10 @@ impl Tiles {
     fn of(views: [&View; 3], widths: [usize; 2], large: bool) -> Self {
         let halves = matches!(views[0].dtype, DType::F16 | DType::BF16);
         let packs = widths.iter().all(|width| width.is_multiple_of(PACK));
-        match halves && packs && views.into_iter().all(|view| is_aligned(view, 16)) {
-            true => Self::Matrices { down: if large { 2 } else { 1 } },
-            false => Self::Elements,
+        if halves && packs && views.into_iter().all(|view| is_aligned(view, 16)) {
+            Self::Matrices { down: if large { 2 } else { 1 } }
+        } else {
+            Self::Elements
         }
     }
 
@@ -69,11 +70,7 @@ impl Tiles {
     }
 }
 
-pub(super) fn experts(
-    op: &Experts,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn experts(op: &Experts, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let Instruction { operands, results, .. } = instruction;
     let ([x, weights, index], out) = ([0, 1, 2].map(|operand| &operands[operand]), &results[0]);
     let (rows, k, n) = (x.layout.sizes[0], x.layout.sizes[1], out.layout.sizes[1]);
@@ -91,14 +88,10 @@ pub(super) fn experts(
     // The last tile of each expert may have few rows, and so may the last tile of the rows that no expert takes.
     let down = rows / tiles.rows() + (experts + 1).min(rows);
     let run = tiles.blocks(run, down * across);
-    Ok(vec![sort(instruction, index, experts, whole), Step::Kernel(run)])
+    vec![sort(instruction, index, experts, whole), Step::Kernel(run)]
 }
 
-pub(super) fn experts_grad(
-    _: &ExpertsGrad,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn experts_grad(_: &ExpertsGrad, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let Instruction { operands, results, .. } = instruction;
     let ([index, rows, columns], out) = ([0, 1, 2].map(|operand| &operands[operand]), &results[0]);
     let [experts, k, n] = [0, 1, 2].map(|dim| out.layout.sizes[dim]);
@@ -114,7 +107,7 @@ pub(super) fn experts_grad(
     let call = tiles.call("sum_of_rows", &format!("{experts}, {k}, {n}"));
     run.line(format!("{call}({rows}, {columns}, {order}, {starts}, {out}, {adds});"));
     let run = tiles.blocks(run, experts * k.div_ceil(tiles.rows()) * across);
-    Ok(vec![sort(instruction, index, experts, whole), Step::Kernel(run)])
+    vec![sort(instruction, index, experts, whole), Step::Kernel(run)]
 }
 
 /// Sorts rows by expert. `whole` is the type of all the matrices, if they are split over devices.

@@ -5,7 +5,7 @@
 
 use super::source::{HALT, KernelDraft};
 use super::{Draft, Step};
-use crate::program::{Argument, Place};
+use crate::program::{Argument, TouchedBytes};
 use ir::{Scalar, ScalarPart, StepOutput};
 use program::{Instruction, OutputSlot, Program, Section};
 use smallvec::{SmallVec, smallvec};
@@ -41,9 +41,10 @@ pub(super) fn watches(program: &Program, section: Section, index: usize) -> Vec<
         return vec![];
     }
     let made_last = |output: &&OutputSlot| {
-        let place = Place::of(&output.view);
-        let makes =
-            |instruction: &Instruction| instruction.results.iter().any(|made| place.meets(&Place::of(made)));
+        let place = TouchedBytes::of(&output.view);
+        let makes = |instruction: &Instruction| {
+            instruction.results.iter().any(|made| place.meets(&TouchedBytes::of(made)))
+        };
         program.section(section).iter().rposition(makes) == Some(index)
     };
     let outputs = program.outputs.iter().filter(|output| output.section == section);
@@ -56,15 +57,16 @@ fn watch(output: &OutputSlot, index: usize) -> Draft {
     let value = run.reads(&output.view);
     let halt = run.parameter("u32*", Argument::Halt);
     run.line(format!("watch({value}, {halt});"));
-    let reads = smallvec![Place::of(&output.view)];
+    let reads = smallvec![TouchedBytes::of(&output.view)];
     let waves = smallvec![smallvec![index]];
     Draft { step: Step::Kernel(run.threads(1)), reads, writes: SmallVec::new(), waves }
 }
 
 /// Keeps a step from changing states on a device that has halted. Returns whether that can be done.
 pub(super) fn guard(program: &Program, instruction: &Instruction, step: &mut Step) -> bool {
-    let is_state = |place: &Place| program.states.iter().any(|state| Place::of(&state.view).meets(place));
-    if !instruction.results.iter().map(Place::of).any(|place| is_state(&place)) {
+    let is_state =
+        |place: &TouchedBytes| program.states.iter().any(|state| TouchedBytes::of(&state.view).meets(place));
+    if !instruction.results.iter().map(TouchedBytes::of).any(|place| is_state(&place)) {
         return true;
     }
     match step {

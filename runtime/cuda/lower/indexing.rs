@@ -1,12 +1,10 @@
 //! Reads at indices, and the gradients of these reads, which are summed in a fixed order.
 
-use super::Step;
-use super::scatter;
 use super::source::{INDEXING, KernelDraft, address, index_type, is_aligned, word};
 use crate::program::{Argument, ByRank, CutDim};
 use ir::ops::indexing::{Gather, GatherElements, GatherGrad, GatherNd};
-use ir::ops::scatter::{GatherElementsGrad, GatherNdGrad};
-use ir::{Diagnostic, Type};
+use ir::ops::scatter::{GatherElementsGrad, GatherNdGrad, ScatterElements, ScatterNd};
+use ir::{Op, Type};
 use program::{Instruction, View};
 use smallvec::SmallVec;
 
@@ -27,8 +25,24 @@ pub(super) struct IndexedRows {
 }
 
 impl IndexedRows {
+    /// Returns the rows that the indices of an operator choose. The sizes are those of the data and of the indices.
+    pub(super) fn of(op: &Op, sizes: [&[usize]; 2]) -> Self {
+        match op {
+            Op::Gather(Gather { dim, .. }) | Op::GatherGrad(GatherGrad { dim, .. }) => {
+                Self::along(sizes, *dim)
+            }
+            Op::GatherElements(GatherElements { dim, .. })
+            | Op::GatherElementsGrad(GatherElementsGrad { dim, .. })
+            | Op::ScatterElements(ScatterElements { dim, .. }) => Self::elements(sizes, *dim),
+            Op::GatherNd(GatherNd { batch_dims, .. })
+            | Op::GatherNdGrad(GatherNdGrad { batch_dims, .. })
+            | Op::ScatterNd(ScatterNd { batch_dims, .. }) => Self::coordinates(sizes, *batch_dims),
+            other => unreachable!("`{}` has no indices", other.name()),
+        }
+    }
+
     /// Returns the rows of an access with one index for each position along a dim. The sizes are those of the data and of the indices.
-    pub(super) fn along([data, indices]: [&[usize]; 2], dim: u32) -> Self {
+    fn along([data, indices]: [&[usize]; 2], dim: u32) -> Self {
         let dim = dim as usize;
         let (size, rows) = (data[dim], indices.iter().product());
         let (outer, width) = (data[..dim].iter().product(), data[dim + 1..].iter().product());
@@ -36,7 +50,7 @@ impl IndexedRows {
     }
 
     /// Returns the rows of an access with one index for each element.
-    pub(super) fn elements([data, indices]: [&[usize]; 2], dim: u32) -> Self {
+    fn elements([data, indices]: [&[usize]; 2], dim: u32) -> Self {
         let dim = dim as usize;
         let inner: usize = data[dim + 1..].iter().product();
         let name = format!("Elements<{}, {}, {inner}", data[dim], indices[dim]);
@@ -45,7 +59,7 @@ impl IndexedRows {
     }
 
     /// Returns the rows of an access with a row of coordinates for each position.
-    pub(super) fn coordinates([data, indices]: [&[usize]; 2], batch_dims: u32) -> Self {
+    fn coordinates([data, indices]: [&[usize]; 2], batch_dims: u32) -> Self {
         let (batch, last) = (batch_dims as usize, indices.len() - 1);
         let used = batch + indices[last];
         let positions: usize = indices[batch..last].iter().product();
@@ -97,15 +111,13 @@ pub(super) fn neighbours(width: usize, views: &[&View]) -> usize {
     [16, 8, 4, 2].into_iter().filter(|count| count * bytes <= 16).find(fits).unwrap_or(1)
 }
 
-pub(super) fn sizes<'v>(data: &'v View, indices: &'v View) -> [&'v [usize]; 2] {
-    [&data.layout.sizes, &indices.layout.sizes]
-}
-
 /// Launches a thread for each pack of the result.
-fn read(way: &IndexedRows, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+/// Reads the rows that an operator's indices choose.
+pub(super) fn gather(op: &Op, instruction: &Instruction) -> KernelDraft {
     let ([data, indices], out) = (&instruction.operands[..], &instruction.results[0]) else {
         unreachable!("two operands");
     };
+    let way = IndexedRows::of(op, [&data.layout.sizes, &indices.layout.sizes]);
     let (width, word) = (neighbours(way.width, &[data, out]), word(data.dtype));
     let (rows, packs) = (way.outer * way.rows, way.width / width);
     let index = index_type(out.layout.len());
@@ -117,41 +129,5 @@ fn read(way: &IndexedRows, instruction: &Instruction) -> Result<Vec<Step>, Diagn
     let [start, all] = way.span(&mut run, ty, data);
     let types = format!("{}, {rows}, {packs}, {width}, {index}", way.name(index));
     run.line(format!("indexing::gather<{types}>({source}, {places}, {target}, {start}, {all});"));
-    Ok(vec![Step::Kernel(run.threads(rows * packs))])
-}
-
-pub(super) fn gather(op: &Gather, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
-    read(&IndexedRows::along(sizes, op.dim), instruction)
-}
-
-pub(super) fn gather_elements(
-    op: &GatherElements,
-    instruction: &Instruction,
-) -> Result<Vec<Step>, Diagnostic> {
-    let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
-    read(&IndexedRows::elements(sizes, op.dim), instruction)
-}
-
-pub(super) fn gather_nd(op: &GatherNd, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
-    read(&IndexedRows::coordinates(sizes, op.batch_dims), instruction)
-}
-
-pub(super) fn gather_grad(op: &GatherGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let sizes = sizes(&instruction.results[0], &instruction.operands[0]);
-    scatter::sums(&IndexedRows::along(sizes, op.dim), instruction)
-}
-
-pub(super) fn gather_elements_grad(
-    op: &GatherElementsGrad,
-    instruction: &Instruction,
-) -> Result<Vec<Step>, Diagnostic> {
-    let sizes = sizes(&instruction.results[0], &instruction.operands[0]);
-    scatter::sums(&IndexedRows::elements(sizes, op.dim), instruction)
-}
-
-pub(super) fn gather_nd_grad(op: &GatherNdGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let sizes = sizes(&instruction.results[0], &instruction.operands[0]);
-    scatter::sums(&IndexedRows::coordinates(sizes, op.batch_dims), instruction)
+    run.threads(rows * packs)
 }

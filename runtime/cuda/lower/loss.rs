@@ -4,8 +4,8 @@ use super::indexing::span;
 use super::source::{KernelDraft, LOSS, address, is_aligned, stored};
 use super::{Multiprocessors, Step, Unplaced};
 use crate::program::Argument;
+use ir::Op;
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
-use ir::{Diagnostic, Op};
 use program::{Instruction, View};
 
 /// Logits as rows of classes, and the threads that share a row.
@@ -50,7 +50,7 @@ fn step(rows: &View) -> usize {
 }
 
 /// Returns the kernels of the loss: the first writes the loss of each row to scratch, and the second adds up these losses.
-pub(super) fn cross_entropy(op: &CrossEntropy, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn cross_entropy(op: &CrossEntropy, instruction: &Instruction) -> Vec<Step> {
     let ([logits, labels], [sum, weight, logsumexps]) = (&instruction.operands[..], &instruction.results[..])
     else {
         unreachable!("two operands, three results");
@@ -80,13 +80,10 @@ pub(super) fn cross_entropy(op: &CrossEntropy, instruction: &Instruction) -> Res
     let ignored = run.parameter("i64", Argument::Number(op.ignore_index));
     run.line(format!("loss::total<{count}, {classes}>({scratch}, {y}, {sum}, {weight}, {ignored});"));
     steps.push(Step::Kernel(run.blocks(1, 1024)));
-    Ok(steps)
+    steps
 }
 
-pub(super) fn cross_entropy_grad(
-    op: &CrossEntropyGrad,
-    instruction: &Instruction,
-) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn cross_entropy_grad(op: &CrossEntropyGrad, instruction: &Instruction) -> KernelDraft {
     let ([logits, labels, logsumexps, factor], [result]) =
         (&instruction.operands[..], &instruction.results[..])
     else {
@@ -108,7 +105,7 @@ pub(super) fn cross_entropy_grad(
     run.line(format!(
         "loss::gradient<{types}>({x}, {y}, {from}, {factor}, {to}, {ignored}, {smoothing:?}, {start}, {all});"
     ));
-    Ok(vec![Step::Kernel(rows.launch(run))])
+    rows.launch(run)
 }
 
 /// Returns the f32 numbers of scratch that the kernels of the loss take: an f64 for each row.

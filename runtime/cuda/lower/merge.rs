@@ -8,7 +8,7 @@
 use super::order::conflict;
 use super::source::KernelDraft;
 use super::{Draft, Step};
-use crate::program::{Argument, Place};
+use crate::program::{Argument, TouchedBytes};
 use program::{Instruction, Program, Section};
 
 /// Returns the drafts with fewer launches.
@@ -40,13 +40,13 @@ pub(super) fn merged(
 fn ends(program: &Program, section: Section) -> Vec<usize> {
     let outputs = program.outputs.iter().filter(|output| output.section == section);
     let instructions = program.section(section);
-    let end = |place: Place| {
+    let end = |place: TouchedBytes| {
         let makes = |instruction: &Instruction| {
-            instruction.results.iter().any(|result| Place::of(result).meets(&place))
+            instruction.results.iter().any(|result| TouchedBytes::of(result).meets(&place))
         };
         instructions.iter().rposition(makes).map(|index| index + 1)
     };
-    let mut ends: Vec<usize> = outputs.filter_map(|output| end(Place::of(&output.view))).collect();
+    let mut ends: Vec<usize> = outputs.filter_map(|output| end(TouchedBytes::of(&output.view))).collect();
     ends.extend((section == Section::Prepare).then_some(program.renewed));
     let messages = instructions.iter().enumerate().filter(|(_, instruction)| instruction.message().is_some());
     ends.extend(messages.flat_map(|(index, _)| [index, index + 1]));

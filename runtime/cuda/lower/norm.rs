@@ -7,44 +7,10 @@ use super::reduce::{Axes, ReductionPlan, sums, words};
 use super::rows::{DenseRows, RegisterBudget, unplaced};
 use super::source::{KernelDraft, NORM, REDUCE, address, computed, stored};
 use super::{Multiprocessors, Step, Unplaced};
-use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
-use ir::{Diagnostic, Op};
+use ir::Op;
 use program::Instruction;
 
-pub(super) fn layer_norm(
-    op: &LayerNorm,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
-    Ok(forward("layer_norm", op.eps.get(), instruction, on))
-}
-
-pub(super) fn layer_norm_grad(
-    _: &LayerNormGrad,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
-    Ok(gradient("layer_norm_grad", [2, 3, 4], instruction, on))
-}
-
-pub(super) fn rms_norm(
-    op: &RmsNorm,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
-    Ok(forward("rms_norm", op.eps.get(), instruction, on))
-}
-
-pub(super) fn rms_norm_grad(
-    _: &RmsNormGrad,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
-    // There is no mean: nothing reads the operand in its place.
-    Ok(gradient("rms_norm_grad", [2, 2, 3], instruction, on))
-}
-
-fn forward(name: &str, eps: f64, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
+pub(super) fn forward(name: &str, eps: f64, instruction: &Instruction, on: Multiprocessors) -> KernelDraft {
     let Instruction { operands, results, .. } = instruction;
     let tensors: Vec<Unplaced> = operands.iter().chain(&results[..1]).map(unplaced).collect();
     let along = along(&tensors, RegisterBudget::ONE, on);
@@ -53,7 +19,7 @@ fn forward(name: &str, eps: f64, instruction: &Instruction, on: Multiprocessors)
     arguments.extend(results.iter().map(|result| run.writes(result)));
     let (shape, computed) = (along.name(), computed(operands[0].dtype));
     run.line(format!("norms::{name}<{shape}, {computed}>({}, ({computed}){eps:e});", arguments.join(", ")));
-    vec![Step::Kernel(run.blocks(along.rows.div_ceil(along.groups), along.threads()))]
+    run.blocks(along.rows.div_ceil(along.groups), along.threads())
 }
 
 /// Returns the rows of the first of these tensors, which have the same layout except for their offsets.
@@ -83,10 +49,12 @@ impl Blocks {
     }
 }
 
-/// Returns the kernels of a gradient. `operands` are the indices of mean, rstd and d y among the instruction's operands.
-fn gradient(name: &str, operands: [usize; 3], instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
+/// Returns the kernels of a gradient.
+pub(super) fn gradient(name: &str, instruction: &Instruction, on: Multiprocessors) -> Vec<Step> {
     let Instruction { operands: views, results, .. } = instruction;
     let centred = results.len() == 3;
+    // The operands with mean, rstd and d y. RMS norm has no mean: nothing reads the operand in its place.
+    let operands = if centred { [2, 3, 4] } else { [2, 2, 3] };
     let tensors = [&views[0], &views[1], &views[operands[2]], &results[0]].map(unplaced);
     let blocks = Blocks::of(tensors.each_ref(), centred, on);
     let mut steps = vec![];

@@ -12,13 +12,9 @@ use program::{Instruction, View};
 /// threads fill the device.
 const EACH: usize = 8;
 
-pub(super) fn adam(
-    op: &Adam,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn adam(op: &Adam, instruction: &Instruction, on: Multiprocessors) -> KernelDraft {
     let numbers = format!("{:?}, {:?}, {:?}", op.beta1.get(), op.beta2.get(), op.eps.get());
-    Ok(update("adam", &format!("{}, ", op.decoupled), &numbers, &[0, 2, 3], &[4, 5, 6], instruction, on))
+    update("adam", &format!("{}, ", op.decoupled), &numbers, &[0, 2, 3], &[4, 5, 6], instruction, on)
 }
 
 pub(super) fn adam_8bit(
@@ -64,26 +60,18 @@ pub(super) fn adam_8bit(
     Ok(vec![Step::Kernel(run.blocks(blocks.min(resident), threads as u32))])
 }
 
-pub(super) fn adagrad(
-    op: &Adagrad,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
-    Ok(update("adagrad", "", &format!("{:?}", op.eps.get()), &[0, 2], &[3, 4], instruction, on))
+pub(super) fn adagrad(op: &Adagrad, instruction: &Instruction, on: Multiprocessors) -> KernelDraft {
+    update("adagrad", "", &format!("{:?}", op.eps.get()), &[0, 2], &[3, 4], instruction, on)
 }
 
-pub(super) fn lion(
-    op: &Lion,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn lion(op: &Lion, instruction: &Instruction, on: Multiprocessors) -> KernelDraft {
     let numbers = format!("{:?}, {:?}", op.beta1.get(), op.beta2.get());
-    Ok(update("lion", "", &numbers, &[0, 2], &[3, 4], instruction, on))
+    update("lion", "", &numbers, &[0, 2], &[3, 4], instruction, on)
 }
 
-pub(super) fn sgd(op: &Sgd, instruction: &Instruction, on: Multiprocessors) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn sgd(op: &Sgd, instruction: &Instruction, on: Multiprocessors) -> KernelDraft {
     let numbers = format!("{:?}", op.momentum.get());
-    Ok(update("sgd", &format!("{}, ", op.nesterov), &numbers, &[0, 2], &[3, 4], instruction, on))
+    update("sgd", &format!("{}, ", op.nesterov), &numbers, &[0, 2], &[3, 4], instruction, on)
 }
 
 /// The index of the gradient among the operands.
@@ -100,7 +88,7 @@ fn update(
     scalars: &[usize],
     instruction: &Instruction,
     on: Multiprocessors,
-) -> Vec<Step> {
+) -> KernelDraft {
     let Instruction { operands, results, .. } = instruction;
     let old: Vec<&View> = tensors.iter().map(|&operand| &operands[operand]).collect();
     let gradient = &operands[GRADIENT];
@@ -127,7 +115,7 @@ fn update(
     ));
     let packs = count / width;
     let each = (packs / on.threads()).clamp(1, EACH);
-    vec![Step::Kernel(run.blocks(packs.div_ceil(BLOCK as usize * each), BLOCK))]
+    run.blocks(packs.div_ceil(BLOCK as usize * each), BLOCK)
 }
 
 /// Returns the half-precision copy of the parameter, if there is one, in C++. `width` neighbours are written at once.

@@ -3,7 +3,7 @@
 //! A command must run after all earlier commands that touch the same memory, if either of the two writes. Its own stream keeps that
 //! order. For a command of another stream it waits for an event, unless an earlier wait covers it.
 
-use crate::program::{Command, CudaProgram, Event, Place, Stream, Task};
+use crate::program::{Command, CudaProgram, Event, Stream, Task, TouchedBytes};
 use program::{Kernel, Part, Program, Region, Section};
 use std::collections::BTreeSet;
 
@@ -64,7 +64,7 @@ fn streams(program: &Program, section: Section, commands: &mut [Command]) {
 }
 
 /// The memory that a command reads, and the memory that it writes.
-pub(super) type Touches<'a> = [&'a [Place]; 2];
+pub(super) type Touches<'a> = [&'a [TouchedBytes]; 2];
 
 fn touches(command: &Command) -> Touches<'_> {
     [&command.reads, &command.writes]
@@ -72,7 +72,7 @@ fn touches(command: &Command) -> Touches<'_> {
 
 /// Whether two commands must keep their order.
 pub(super) fn conflict([reads, writes]: Touches, [later_reads, later_writes]: Touches) -> bool {
-    let meet = |these: &[Place], those: &[Place]| {
+    let meet = |these: &[TouchedBytes], those: &[TouchedBytes]| {
         these.iter().any(|this| this.region != Region::Constants && those.iter().any(|that| this.meets(that)))
     };
     meet(writes, later_writes) || meet(writes, later_reads) || meet(reads, later_writes)

@@ -1,25 +1,23 @@
 //! Packs bools into the bits of bytes, and unpacks them.
 
-use super::Step;
 use super::source::{KernelDraft, PACKING};
-use ir::Diagnostic;
 use program::{Instruction, View};
 
-pub(super) fn pack(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn pack(instruction: &Instruction) -> KernelDraft {
     let (bools, bytes) = (&instruction.operands[0], &instruction.results[0]);
-    Ok(vec![step("pack", instruction, bools, bytes)])
+    kernel("pack", instruction, bools, bytes)
 }
 
-pub(super) fn unpack(instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn unpack(instruction: &Instruction) -> KernelDraft {
     let (bytes, bools) = (&instruction.operands[0], &instruction.results[0]);
-    Ok(vec![step("unpack", instruction, bools, bytes)])
+    kernel("unpack", instruction, bools, bytes)
 }
 
 /// Launches a thread for each byte.
-fn step(name: &str, instruction: &Instruction, bools: &View, bytes: &View) -> Step {
+fn kernel(name: &str, instruction: &Instruction, bools: &View, bytes: &View) -> KernelDraft {
     let mut run = KernelDraft::of(format!("{name}_bits"), &PACKING);
     let (source, target) = (run.reads(&instruction.operands[0]), run.writes(&instruction.results[0]));
     let (count, row) = (bytes.layout.len(), bools.layout.sizes.last().copied().unwrap_or(1));
     run.line(format!("packing::{name}<{count}, {row}>({source}, {target});"));
-    Step::Kernel(run.threads(count))
+    run.threads(count)
 }

@@ -2,14 +2,11 @@
 
 use super::source::{KernelDraft, POOL, address, stored};
 use super::{Multiprocessors, Step, Unplaced};
-use ir::ops::pool::{
-    AvgPool, AvgPoolGrad, MaxPool, MaxPoolGrad, MaxPoolGradAt, MaxPoolIndices, MaxPoolOffsets, Window,
-    Windows,
-};
-use ir::{Diagnostic, Op};
+use ir::Op;
+use ir::ops::pool::{AvgPool, AvgPoolGrad, MaxPoolGrad, MaxPoolGradAt, Window, Windows};
 use program::{Instruction, View};
 
-pub(super) fn avg_pool(op: &AvgPool, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn avg_pool(op: &AvgPool, instruction: &Instruction) -> KernelDraft {
     let (x, y) = (&instruction.operands[0], &instruction.results[0]);
     let slides = Slides::of(&op.windows, &x.layout.sizes, &y.layout.sizes);
     let mut run = KernelDraft::of("avg_pool", &POOL);
@@ -19,10 +16,10 @@ pub(super) fn avg_pool(op: &AvgPool, instruction: &Instruction) -> Result<Vec<St
     run.line(format!(
         "pool::avg_pool<{plane}, {planes}, {lanes}, {count_padding}, {index}>({source}, {target});"
     ));
-    Ok(vec![Step::Kernel(run.threads(y.layout.len() * lanes))])
+    run.threads(y.layout.len() * lanes)
 }
 
-pub(super) fn avg_pool_grad(op: &AvgPoolGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn avg_pool_grad(op: &AvgPoolGrad, instruction: &Instruction) -> KernelDraft {
     let (dy, dx) = (&instruction.operands[0], &instruction.results[0]);
     let slides = Slides::of(&op.windows, &dx.layout.sizes, &dy.layout.sizes);
     let mut run = KernelDraft::of("avg_pool_grad", &POOL);
@@ -32,26 +29,18 @@ pub(super) fn avg_pool_grad(op: &AvgPoolGrad, instruction: &Instruction) -> Resu
     run.line(format!(
         "pool::avg_pool_grad<{plane}, {planes}, {count_padding}, {index}>({source}, {target});"
     ));
-    Ok(vec![Step::Kernel(run.threads(dx.layout.len()))])
+    run.threads(dx.layout.len())
 }
 
-pub(super) fn max_pool(op: &MaxPool, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let (x, y) = (&instruction.operands[0], &instruction.results[0]);
-    let slides = Slides::of(&op.windows, &x.layout.sizes, &y.layout.sizes);
-    Ok(vec![slides.largest("max_pool", x, stored(y.dtype), y)])
-}
-
-pub(super) fn max_pool_indices(
-    op: &MaxPoolIndices,
-    instruction: &Instruction,
-) -> Result<Vec<Step>, Diagnostic> {
-    let (x, places) = (&instruction.operands[0], &instruction.results[0]);
-    let slides = Slides::of(&op.windows, &x.layout.sizes, &places.layout.sizes);
-    Ok(vec![slides.largest("max_pool_indices", x, "i64", places)])
+/// Finds the largest element of each window, or its place. `name` is the name of the template.
+pub(super) fn largest(name: &str, windows: &Windows, instruction: &Instruction) -> KernelDraft {
+    let (x, found) = (&instruction.operands[0], &instruction.results[0]);
+    let slides = Slides::of(windows, &x.layout.sizes, &found.layout.sizes);
+    slides.largest(name, x, stored(found.dtype), found)
 }
 
 /// Returns two kernels: the first finds the places of the largest elements, and the second computes the gradient of each element.
-pub(super) fn max_pool_grad(op: &MaxPoolGrad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn max_pool_grad(op: &MaxPoolGrad, instruction: &Instruction) -> Vec<Step> {
     let [x, dy] = [0, 1].map(|operand| &instruction.operands[operand]);
     let dx = &instruction.results[0];
     let slides = Slides::of(&op.windows, &x.layout.sizes, &dy.layout.sizes);
@@ -62,30 +51,18 @@ pub(super) fn max_pool_grad(op: &MaxPoolGrad, instruction: &Instruction) -> Resu
     let (source, target) = (gather.reads(dy), gather.writes(dx));
     gather.line(format!("pool::max_pool_grad<{plane}, {planes}>({places}, {source}, {target});"));
     let find = slides.largest("max_pool_indices", x, index, scratch);
-    Ok(vec![find, Step::Kernel(gather.threads(dx.layout.len()))])
-}
-
-pub(super) fn max_pool_offsets(
-    op: &MaxPoolOffsets,
-    instruction: &Instruction,
-) -> Result<Vec<Step>, Diagnostic> {
-    let (x, offsets) = (&instruction.operands[0], &instruction.results[0]);
-    let slides = Slides::of(&op.windows, &x.layout.sizes, &offsets.layout.sizes);
-    Ok(vec![slides.largest("max_pool_offsets", x, "u8", offsets)])
+    vec![Step::Kernel(find), Step::Kernel(gather.threads(dx.layout.len()))]
 }
 
 /// Returns the kernel of the gradient, which reads the offsets that forward has found.
-pub(super) fn max_pool_grad_at(
-    op: &MaxPoolGradAt,
-    instruction: &Instruction,
-) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn max_pool_grad_at(op: &MaxPoolGradAt, instruction: &Instruction) -> KernelDraft {
     let [offsets, dy] = [0, 1].map(|operand| &instruction.operands[operand]);
     let dx = &instruction.results[0];
     let Slides { plane, planes, index, .. } = Slides::of(&op.windows, &dx.layout.sizes, &dy.layout.sizes);
     let mut run = KernelDraft::of("max_pool_grad_at", &POOL);
     let (offsets, source, target) = (run.reads(offsets), run.reads(dy), run.writes(dx));
     run.line(format!("pool::max_pool_grad_at<{plane}, {planes}, {index}>({offsets}, {source}, {target});"));
-    Ok(vec![Step::Kernel(run.threads(dx.layout.len()))])
+    run.threads(dx.layout.len())
 }
 
 /// Returns the f32 numbers of scratch that the kernels take: the place of each window's largest element.
@@ -140,12 +117,12 @@ impl Slides {
     }
 
     /// Returns the kernel of this name, which finds the largest element of each window and writes results of the type `ty`.
-    fn largest(&self, name: &str, source: &View, ty: &str, target: &View) -> Step {
+    fn largest(&self, name: &str, source: &View, ty: &str, target: &View) -> KernelDraft {
         let Self { plane, planes, index, .. } = self;
         let (mut run, lanes) = (KernelDraft::of(name, &POOL), self.lanes());
         let [from, to] = [run.reads(source), run.parameter(format!("{ty}*"), address(target))];
         run.line(format!("pool::{name}<{plane}, {planes}, {lanes}, {index}>({from}, {to});"));
-        Step::Kernel(run.threads(self.results * lanes))
+        run.threads(self.results * lanes)
     }
 }
 

@@ -1,8 +1,6 @@
 //! `top_k`: the indices of the largest or smallest elements along a dim.
 
-use super::Step;
 use super::source::{KernelDraft, RANKING};
-use ir::Diagnostic;
 use ir::ops::ranking::TopK;
 use program::Instruction;
 
@@ -11,7 +9,7 @@ const WARP: usize = 32;
 
 /// Launches a group of lanes for each row. A group is one lane if neighbouring threads read neighbouring rows, and up to a warp if the
 /// elements of a row are neighbours.
-pub(super) fn top_k(op: &TopK, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn top_k(op: &TopK, instruction: &Instruction) -> KernelDraft {
     let (x, out) = (&instruction.operands[0], &instruction.results[0]);
     let (before, after) = x.layout.sizes.split_at(op.dim as usize);
     let (outer, size, inner): (usize, usize, usize) =
@@ -23,5 +21,5 @@ pub(super) fn top_k(op: &TopK, instruction: &Instruction) -> Result<Vec<Step>, D
     run.line(format!(
         "ranking::top_k<{outer}, {size}, {inner}, {count}, {group}, {largest}>({source}, {target});"
     ));
-    Ok(vec![Step::Kernel(run.threads(outer * inner * group))])
+    run.threads(outer * inner * group)
 }

@@ -1,13 +1,11 @@
 //! Rotary position embeddings: a thread rotates neighbouring pairs.
 
-use super::Step;
 use super::source::{KernelDraft, ROTARY, index_type, is_aligned, layout};
-use ir::Diagnostic;
 use ir::ops::rotary::Rotary;
 use program::layout::{Layout, Sizes};
 use program::{Instruction, View};
 
-pub(super) fn rotary(op: &Rotary, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn rotary(op: &Rotary, instruction: &Instruction) -> KernelDraft {
     let ([x, cos, sin], [out]) = (&instruction.operands[..], &instruction.results[..]) else {
         unreachable!("infer has counted");
     };
@@ -32,7 +30,7 @@ pub(super) fn rotary(op: &Rotary, instruction: &Instruction) -> Result<Vec<Step>
     let threads = sizes.iter().product::<usize>() / count;
     let index = index_type(threads);
     run.line(format!("rotary::run<{apart}, {count}, {x}, {to}, {cos}, {sin}, {index}>({pointers});"));
-    Ok(vec![Step::Kernel(run.threads(threads))])
+    run.threads(threads)
 }
 
 /// Returns how many pairs a thread rotates: as many elements of half a row as 16 bytes hold, if all tensors are aligned for that, else

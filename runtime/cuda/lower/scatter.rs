@@ -4,12 +4,12 @@
 //! threads that combine only some of the updates of a place.
 
 use super::copy::{copy, moved};
-use super::indexing::{IndexedRows, neighbours, sizes};
+use super::indexing::{IndexedRows, neighbours};
 use super::source::{INDEXING, KernelDraft, SCATTER, address, computed, index_type, word};
 use super::{Multiprocessors, Step, Unplaced};
-use crate::program::{Argument, Place};
-use ir::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
-use ir::{DType, Diagnostic, Op, Type};
+use crate::program::{Argument, TouchedBytes};
+use ir::ops::scatter::ScatterKind;
+use ir::{DType, Op, Type};
 use program::{Instruction, View};
 
 /// Keys that a thread sorts, and the most threads of a block that sorts.
@@ -54,26 +54,24 @@ fn number(kind: ScatterKind, dtype: DType) -> (&'static str, usize) {
 
 /// Returns the f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
-    let result = &results[0];
-    let sizes = |indices: &Unplaced, of: fn([&[usize]; 2], u32) -> IndexedRows, argument| {
-        of([&result.layout.sizes, &indices.layout.sizes], argument)
-    };
-    let (way, kind) = match op {
-        Op::GatherGrad(op) => (sizes(&operands[0], IndexedRows::along, op.dim), ScatterKind::Add),
-        Op::GatherElementsGrad(op) => (sizes(&operands[0], IndexedRows::elements, op.dim), ScatterKind::Add),
-        Op::GatherNdGrad(op) => {
-            (sizes(&operands[0], IndexedRows::coordinates, op.batch_dims), ScatterKind::Add)
-        }
-        Op::ScatterElements(op) => (sizes(&operands[1], IndexedRows::elements, op.dim), op.kind),
-        Op::ScatterNd(op) => (sizes(&operands[1], IndexedRows::coordinates, op.batch_dims), op.kind),
-        other => unreachable!("`{}` scatters nothing", other.name()),
-    };
-    ScratchParts::of(&way, kind, result.dtype).end
+    let kind = kind(op);
+    let indices = if kind.is_some() { &operands[1] } else { &operands[0] };
+    let way = IndexedRows::of(op, [&results[0].layout.sizes, &indices.layout.sizes]);
+    ScratchParts::of(&way, kind.unwrap_or(ScatterKind::Add), results[0].dtype).end
+}
+
+/// Returns the way in which an operator combines updates with data. `None` for gradients of reads, which have no data.
+fn kind(op: &Op) -> Option<ScatterKind> {
+    match op {
+        Op::ScatterElements(op) => Some(op.kind),
+        Op::ScatterNd(op) => Some(op.kind),
+        _ => None,
+    }
 }
 
 /// Updates that are written into a result.
 struct Scatter<'a> {
-    way: &'a IndexedRows,
+    way: IndexedRows,
     kind: ScatterKind,
     indices: &'a View,
     updates: &'a View,
@@ -85,7 +83,26 @@ struct Scatter<'a> {
     adds: Option<Argument>,
 }
 
-impl Scatter<'_> {
+impl<'a> Scatter<'a> {
+    fn of(
+        op: &Op,
+        instruction: &'a Instruction,
+        [indices, updates]: [&'a View; 2],
+        adds: Option<Argument>,
+    ) -> Self {
+        let result = &instruction.results[0];
+        Self {
+            way: IndexedRows::of(op, [&result.layout.sizes, &indices.layout.sizes]),
+            kind: kind(op).unwrap_or(ScatterKind::Add),
+            indices,
+            updates,
+            result,
+            scratch: instruction.scratch.as_ref(),
+            whole: instruction.parts.as_ref().map(|parts| &parts.results[0]),
+            adds,
+        }
+    }
+
     /// Returns the number of bits that number the rows of updates.
     fn bits(&self) -> u32 {
         usize::BITS - (self.way.rows - 1).leading_zeros()
@@ -106,8 +123,12 @@ impl Scatter<'_> {
         self.adds.clone().map_or_else(|| "0".into(), |adds| run.parameter("i64", adds))
     }
 
+    /// Returns no step if there are no updates.
     fn steps(&self) -> Vec<Step> {
-        let room = ScratchParts::of(self.way, self.kind, self.result.dtype);
+        if self.way.rows == 0 {
+            return vec![];
+        }
+        let room = ScratchParts::of(&self.way, self.kind, self.result.dtype);
         let mut steps = vec![self.keys()];
         let sorted = self.sort(room.keys, &mut steps);
         if self.kind == ScatterKind::Set {
@@ -134,7 +155,7 @@ impl Scatter<'_> {
 
     /// Returns the kernel that computes the keys, in the order of the updates.
     fn keys(&self) -> Step {
-        let IndexedRows { rows, places, .. } = *self.way;
+        let IndexedRows { rows, places, .. } = self.way;
         let mut run = KernelDraft::of("keys", &INDEXING);
         let (indices, keys) = (run.reads(self.indices), self.pointer(&mut run, "u64*", 0));
         let [start, all] = self.way.span(&mut run, self.whole, self.result);
@@ -168,7 +189,7 @@ impl Scatter<'_> {
 
     /// Returns the type `Sorted` of the kernels, and the number of neighbours that a thread takes.
     fn sorted(&self) -> (String, usize) {
-        let IndexedRows { outer, rows, places, width, .. } = *self.way;
+        let IndexedRows { outer, rows, places, width, .. } = self.way;
         let most = match self.kind {
             ScatterKind::Set => 16,
             // A thread has 32 bytes in the type of the computation.
@@ -222,64 +243,28 @@ impl Scatter<'_> {
 }
 
 /// Returns the gradient of reading: the sums of updates, and zeros where no update goes. A further operand is added to the sums.
-pub(super) fn sums(way: &IndexedRows, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn sums(op: &Op, instruction: &Instruction) -> Vec<Step> {
     let ([indices, updates, addend @ ..], result) = (&instruction.operands[..], &instruction.results[0])
     else {
         unreachable!("two operands");
     };
     let adds = instruction.accumulates.then_some(Argument::Adds);
-    let scatter = Scatter {
-        way,
-        kind: ScatterKind::Add,
-        indices,
-        updates,
-        result,
-        scratch: instruction.scratch.as_ref(),
-        whole: instruction.parts.as_ref().map(|parts| &parts.results[0]),
-        adds: if addend.is_empty() { adds } else { Some(Argument::Number(1)) },
-    };
+    let adds = if addend.is_empty() { adds } else { Some(Argument::Number(1)) };
+    let scatter = Scatter::of(op, instruction, [indices, updates], adds);
     let mut steps = match addend {
         [] => vec![Step::Kernel(scatter.clear())],
-        [addend] if Place::of(addend) == Place::of(result) => vec![],
+        [addend] if TouchedBytes::of(addend) == TouchedBytes::of(result) => vec![],
         [addend, ..] => vec![Step::Kernel(moved(instruction, &addend.layout, address(addend)))],
     };
-    if way.rows > 0 {
-        steps.extend(scatter.steps());
-    }
-    Ok(steps)
-}
-
-/// Returns the data, changed by updates.
-fn changed(way: &IndexedRows, kind: ScatterKind, instruction: &Instruction) -> Vec<Step> {
-    let ([_, indices, updates], result) = (&instruction.operands[..], &instruction.results[0]) else {
-        unreachable!("three operands");
-    };
-    let scatter = Scatter {
-        way,
-        kind,
-        indices,
-        updates,
-        result,
-        scratch: instruction.scratch.as_ref(),
-        whole: instruction.parts.as_ref().map(|parts| &parts.results[0]),
-        adds: Some(Argument::Number(1)),
-    };
-    let mut steps = vec![Step::Kernel(copy(instruction))];
-    if way.rows > 0 {
-        steps.extend(scatter.steps());
-    }
+    steps.extend(scatter.steps());
     steps
 }
 
-pub(super) fn scatter_elements(
-    op: &ScatterElements,
-    instruction: &Instruction,
-) -> Result<Vec<Step>, Diagnostic> {
-    let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
-    Ok(changed(&IndexedRows::elements(sizes, op.dim), op.kind, instruction))
-}
-
-pub(super) fn scatter_nd(op: &ScatterNd, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
-    let sizes = sizes(&instruction.operands[0], &instruction.operands[1]);
-    Ok(changed(&IndexedRows::coordinates(sizes, op.batch_dims), op.kind, instruction))
+/// Returns the data, changed by updates.
+pub(super) fn changed(op: &Op, instruction: &Instruction) -> Vec<Step> {
+    let [_, indices, updates] = &instruction.operands[..] else { unreachable!("three operands") };
+    let scatter = Scatter::of(op, instruction, [indices, updates], Some(Argument::Number(1)));
+    let mut steps = vec![Step::Kernel(copy(instruction))];
+    steps.extend(scatter.steps());
+    steps
 }

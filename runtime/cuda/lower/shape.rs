@@ -8,12 +8,12 @@ use super::{Multiprocessors, Step, Unplaced};
 use crate::program::Argument;
 use ir::ops::reduce::CumulativeSum;
 use ir::ops::shape::{Concat, Pad};
-use ir::{DType, Diagnostic, Op, Tensor};
+use ir::{DType, Op, Tensor};
 use program::layout::{Layout, Sizes};
 use program::{Instruction, View};
 
 /// Returns a copy for each operand.
-pub(super) fn concat(op: &Concat, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn concat(op: &Concat, instruction: &Instruction) -> Vec<Step> {
     let (result, dim) = (&instruction.results[0], op.dim as usize);
     let mut start = 0;
     let mut steps = vec![];
@@ -26,7 +26,7 @@ pub(super) fn concat(op: &Concat, instruction: &Instruction) -> Result<Vec<Step>
             steps.push(Step::Kernel(copied("concat", operand, &place)));
         }
     }
-    Ok(steps)
+    steps
 }
 
 /// Returns a copy between two places.
@@ -69,7 +69,7 @@ fn word_of(dtype: DType, width: usize) -> &'static str {
     }
 }
 
-pub(super) fn pad(op: &Pad, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn pad(op: &Pad, instruction: &Instruction) -> KernelDraft {
     let ([from], [to]) = (&instruction.operands[..], &instruction.results[..]) else {
         unreachable!("one is padded")
     };
@@ -94,7 +94,7 @@ pub(super) fn pad(op: &Pad, instruction: &Instruction) -> Result<Vec<Step>, Diag
     run.line(format!(
         "shape::pad<{from}, {rows}, {row}, {start}, {count}, {index}>({source}, {target}, {pattern:#x}ull);"
     ));
-    Ok(vec![Step::Kernel(run.threads(total))])
+    run.threads(total)
 }
 
 /// Returns 8 bytes that repeat an element.
@@ -104,7 +104,7 @@ fn pattern(dtype: DType, value: f64) -> u64 {
     bytes.iter().rev().fold(0, |pattern, byte| pattern << 8 | u64::from(*byte))
 }
 
-pub(super) fn cumulative_sum(op: &CumulativeSum, instruction: &Instruction) -> Result<Vec<Step>, Diagnostic> {
+pub(super) fn cumulative_sum(op: &CumulativeSum, instruction: &Instruction) -> Vec<Step> {
     let (from, to) = (&instruction.operands[0], &instruction.results[0]);
     let rows = Rows::of(op, &to.layout);
     let sums = sums_of(from.dtype);
@@ -125,7 +125,7 @@ pub(super) fn cumulative_sum(op: &CumulativeSum, instruction: &Instruction) -> R
         let threads = size.min(chunk).next_multiple_of(32).min(BLOCK as usize) as u32;
         Step::Kernel(if rows.by_block { run.blocks(count, threads) } else { run.threads(count) })
     };
-    Ok(if rows.chunks() > 1 { vec![run("sums"), run("run")] } else { vec![run("run")] })
+    if rows.chunks() > 1 { vec![run("sums"), run("run")] } else { vec![run("run")] }
 }
 
 /// Returns the type of running sums; integers wrap.

@@ -1,44 +1,13 @@
 //! Softmax along any dim, its logarithm, its gradient.
 
+use super::Multiprocessors;
 use super::rows::{RegisterBudget, Shape, unplaced};
 use super::source::{KernelDraft, SOFTMAX, computed};
-use super::{Multiprocessors, Step};
-use ir::Diagnostic;
-use ir::ops::softmax::{LogSoftmax, Softmax, SoftmaxGrad};
 use program::Instruction;
 
-pub(super) fn softmax(
-    op: &Softmax,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
-    Ok(by_rows("softmax", op.dim, instruction, RegisterBudget::ONE, on))
-}
-
-pub(super) fn log_softmax(
-    op: &LogSoftmax,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
-    Ok(by_rows("log_softmax", op.dim, instruction, RegisterBudget::ONE, on))
-}
-
-pub(super) fn softmax_grad(
-    op: &SoftmaxGrad,
-    instruction: &Instruction,
-    on: Multiprocessors,
-) -> Result<Vec<Step>, Diagnostic> {
-    Ok(by_rows("gradient", op.dim, instruction, RegisterBudget::TWO, on))
-}
-
 /// Returns a kernel that reads a row of each operand and writes a row of the result.
-fn by_rows(
-    way: &str,
-    dim: u32,
-    instruction: &Instruction,
-    held: RegisterBudget,
-    on: Multiprocessors,
-) -> Vec<Step> {
+pub(super) fn by_rows(way: &str, dim: u32, instruction: &Instruction, on: Multiprocessors) -> KernelDraft {
+    let held = if instruction.operands.len() == 1 { RegisterBudget::ONE } else { RegisterBudget::TWO };
     let views = instruction.operands.iter().chain(&instruction.results);
     let tensors: Vec<_> = views.map(unplaced).collect();
     let shape = Shape::of(&tensors.iter().collect::<Vec<_>>(), dim as usize, held, on);
@@ -47,5 +16,5 @@ fn by_rows(
     let target = run.writes(&instruction.results[0]);
     let (name, sums) = (&shape.name, computed(instruction.results[0].dtype));
     run.line(format!("softmax::{way}<{name}, {sums}>({}, {target});", sources.join(", ")));
-    vec![Step::Kernel(run.blocks(shape.blocks, shape.threads))]
+    run.blocks(shape.blocks, shape.threads)
 }

@@ -55,7 +55,7 @@ files! {
 }
 
 /// Returns the type of stored elements. Bools are bytes.
-pub(crate) fn stored(dtype: DType) -> &'static str {
+pub fn stored(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "double",
         DType::F32 => "float",
@@ -171,10 +171,7 @@ impl KernelDraft {
 
     /// Returns, as an expression, whether results are added to their previous values.
     pub(super) fn adds(&mut self, instruction: &Instruction) -> String {
-        match instruction.accumulates {
-            true => self.parameter("i64", Argument::Adds),
-            false => "0".into(),
-        }
+        if instruction.accumulates { self.parameter("i64", Argument::Adds) } else { "0".into() }
     }
 
     /// Adds a line to the body.

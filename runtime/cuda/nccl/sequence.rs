@@ -57,7 +57,7 @@ pub(crate) fn text(stream: Stream, collective: &Collective, ranks: usize) -> Res
     let group: Vec<u64> = (0..ranks as u64).collect();
     let places = vec![[Address(0); 2]; collective.tensors.len()];
     let calls = calls::of(&CollectiveTask { collective, group: &group, places: &places })?;
-    let mut text = format!("{}: ", stream.name());
+    let mut text = format!("{}: ", stream.described());
     for (index, call) in calls.iter().enumerate() {
         let _ = write!(text, "{}{call}", if index == 0 { "" } else { "; " });
     }

@@ -1,6 +1,6 @@
 //! NVRTC's functions and programs.
 
-use crate::symbols::{Symbols, function};
+use crate::symbols::functions;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
 
@@ -10,47 +10,28 @@ type Program = *mut c_void;
 type GetSize = unsafe extern "C" fn(Program, *mut usize) -> Status;
 type GetBytes = unsafe extern "C" fn(Program, *mut c_char) -> Status;
 
-/// Functions of NVRTC, as its header declares them.
-pub(super) struct Functions {
-    create: unsafe extern "C" fn(
-        *mut Program,
-        *const c_char,
-        *const c_char,
-        c_int,
-        *const *const c_char,
-        *const *const c_char,
-    ) -> Status,
-    compile: unsafe extern "C" fn(Program, c_int, *const *const c_char) -> Status,
-    destroy: unsafe extern "C" fn(*mut Program) -> Status,
-    log: (GetSize, GetBytes),
-    cubin: (GetSize, GetBytes),
-    ptx: (GetSize, GetBytes),
-    text: unsafe extern "C" fn(Status) -> *const c_char,
-    count_architectures: unsafe extern "C" fn(*mut c_int) -> Status,
-    architectures: unsafe extern "C" fn(*mut c_int) -> Status,
+functions! {
+    /// Functions of NVRTC, as its header declares them.
+    pub(super) struct Functions {
+        create: "nvrtcCreateProgram"
+            fn(
+                *mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
+            ) -> Status,
+        compile: "nvrtcCompileProgram" fn(Program, c_int, *const *const c_char) -> Status,
+        destroy: "nvrtcDestroyProgram" fn(*mut Program) -> Status,
+        log_size: "nvrtcGetProgramLogSize" fn(Program, *mut usize) -> Status,
+        log: "nvrtcGetProgramLog" fn(Program, *mut c_char) -> Status,
+        cubin_size: "nvrtcGetCUBINSize" fn(Program, *mut usize) -> Status,
+        cubin: "nvrtcGetCUBIN" fn(Program, *mut c_char) -> Status,
+        ptx_size: "nvrtcGetPTXSize" fn(Program, *mut usize) -> Status,
+        ptx: "nvrtcGetPTX" fn(Program, *mut c_char) -> Status,
+        text: "nvrtcGetErrorString" fn(Status) -> *const c_char,
+        count_architectures: "nvrtcGetNumSupportedArchs" fn(*mut c_int) -> Status,
+        architectures: "nvrtcGetSupportedArchs" fn(*mut c_int) -> Status,
+    }
 }
 
 impl Functions {
-    /// Finds the functions in the library, which stays open.
-    #[allow(unsafe_code)]
-    pub(super) fn of(handle: &dyn Symbols) -> Result<Self, String> {
-        fn get<F: Copy>(handle: &dyn Symbols, name: &str) -> Result<F, String> {
-            // SAFETY: `F` is the type that NVRTC's header declares for the name; the library is never closed.
-            unsafe { function(handle, name) }
-        }
-        Ok(Self {
-            create: get(handle, "nvrtcCreateProgram")?,
-            compile: get(handle, "nvrtcCompileProgram")?,
-            destroy: get(handle, "nvrtcDestroyProgram")?,
-            log: (get(handle, "nvrtcGetProgramLogSize")?, get(handle, "nvrtcGetProgramLog")?),
-            cubin: (get(handle, "nvrtcGetCUBINSize")?, get(handle, "nvrtcGetCUBIN")?),
-            ptx: (get(handle, "nvrtcGetPTXSize")?, get(handle, "nvrtcGetPTX")?),
-            text: get(handle, "nvrtcGetErrorString")?,
-            count_architectures: get(handle, "nvrtcGetNumSupportedArchs")?,
-            architectures: get(handle, "nvrtcGetSupportedArchs")?,
-        })
-    }
-
     /// Returns the architectures that NVRTC compiles for: 90 is sm_90.
     #[allow(unsafe_code)]
     pub(super) fn architectures(&self) -> Result<Vec<u32>, Status> {
@@ -136,17 +117,17 @@ impl<'a> Compilation<'a> {
 
     /// Returns the compiler's log.
     pub(super) fn log(&self) -> Result<String, Status> {
-        self.text(self.functions.log)
+        self.text((self.functions.log_size, self.functions.log))
     }
 
     /// Returns the program's PTX.
     pub(super) fn ptx(&self) -> Result<String, Status> {
-        self.text(self.functions.ptx)
+        self.text((self.functions.ptx_size, self.functions.ptx))
     }
 
     /// Returns the program's cubin.
     pub(super) fn cubin(&self) -> Result<Vec<u8>, Status> {
-        self.bytes(self.functions.cubin)
+        self.bytes((self.functions.cubin_size, self.functions.cubin))
     }
 }
 

@@ -21,9 +21,10 @@ pub(super) fn finish_section(drafts: &mut Drafts, section: Section, part: Option
     let mut copies = Vec::new();
     let accesses = Accesses::of(drafts, section);
     for (due, source) in due.into_iter().zip(sources) {
-        match update_in_place(drafts, &accesses, &due, &source, section) {
-            true => drafts.buffers[source.buffer].merged = Some(due.buffer),
-            false => copies.push((due, source)),
+        if update_in_place(drafts, &accesses, &due, &source, section) {
+            drafts.buffers[source.buffer].merged = Some(due.buffer);
+        } else {
+            copies.push((due, source));
         }
     }
     for (due, from) in copies {

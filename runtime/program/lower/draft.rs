@@ -371,9 +371,10 @@ impl<'m> Drafts<'m> {
         let mut results = Vec::new();
         for &value in &node.results {
             let sizes = self.sizes(value);
-            let layout = match self.padded.contains(value) {
-                true => pad::layout(&sizes),
-                false => contract.result_layout(&layouts, &sizes),
+            let layout = if self.padded.contains(value) {
+                pad::layout(&sizes)
+            } else {
+                contract.result_layout(&layouts, &sizes)
             };
             results.push(self.place(value, layout));
         }

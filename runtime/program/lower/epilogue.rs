@@ -217,9 +217,12 @@ impl Drafts<'_> {
         let made = [Some(fused.out), fused.kept, fused.sums.map(|(_, sum)| sum)];
         let made: Vec<ValueId> = made.into_iter().flatten().collect();
         let mut operands = vec![self.locate(node.operands[0])?, self.locate(node.operands[1])?];
-        let layout = |drafts: &Self, value: ValueId| match drafts.padded.contains(value) {
-            true => pad::layout(&drafts.sizes(value)),
-            false => Layout::dense(&drafts.sizes(value)),
+        let layout = |drafts: &Self, value: ValueId| {
+            if drafts.padded.contains(value) {
+                pad::layout(&drafts.sizes(value))
+            } else {
+                Layout::dense(&drafts.sizes(value))
+            }
         };
         let mut results: Vec<Located> =
             made.iter().map(|&value| self.place(value, layout(self, value))).collect();

@@ -90,24 +90,21 @@ impl Tensors<'_> {
     fn with(&self, moved: Moved) -> Self {
         let Self { contract, layouts: [lhs, rhs, out], backend } = self;
         let roles = contract.roles();
-        let out = match moved[2] {
-            true => in_order(&contract.out, out, [&roles.batch, &roles.rows, &roles.columns]),
-            false => out.clone(),
+        let out = if moved[2] {
+            in_order(&contract.out, out, [&roles.batch, &roles.rows, &roles.columns])
+        } else {
+            out.clone()
         };
         let [batch, rows, columns] =
             [&roles.batch, &roles.rows, &roles.columns].map(|role| by_distance(role, &contract.out, &out));
-        let summed = match moved[0] {
-            true => by_distance(&roles.summed, &contract.rhs, rhs),
-            false => by_distance(&roles.summed, &contract.lhs, lhs),
+        let summed = if moved[0] {
+            by_distance(&roles.summed, &contract.rhs, rhs)
+        } else {
+            by_distance(&roles.summed, &contract.lhs, lhs)
         };
-        let lhs = match moved[0] {
-            true => in_order(&contract.lhs, lhs, [&batch, &rows, &summed]),
-            false => lhs.clone(),
-        };
-        let rhs = match moved[1] {
-            true => in_order(&contract.rhs, rhs, [&batch, &summed, &columns]),
-            false => rhs.clone(),
-        };
+        let lhs = if moved[0] { in_order(&contract.lhs, lhs, [&batch, &rows, &summed]) } else { lhs.clone() };
+        let rhs =
+            if moved[1] { in_order(&contract.rhs, rhs, [&batch, &summed, &columns]) } else { rhs.clone() };
         Self { contract, layouts: [lhs, rhs, out], backend: *backend }
     }
 

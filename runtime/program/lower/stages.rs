@@ -89,9 +89,10 @@ impl<'m> RankStages<'m> {
 
     /// Returns the forward tasks of the rank that run ahead of the first step.
     fn prologue(&self) -> Vec<Task> {
-        match self.pipeline.is_asynchronous() {
-            true => self.pipeline.timetable.prologue(self.rank as usize),
-            false => vec![],
+        if self.pipeline.is_asynchronous() {
+            self.pipeline.timetable.prologue(self.rank as usize)
+        } else {
+            vec![]
         }
     }
 

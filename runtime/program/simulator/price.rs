@@ -107,7 +107,7 @@ impl Price {
         // On a processor these instructions run in its only queue.
         let is_on_host_thread =
             kind == DeviceKind::Gpu && matches!(command.class, CommandClass::OnHost | CommandClass::Disk(_));
-        let (queue, waits) = (command.queue as usize, command.waits.clone());
+        let (queue, waits) = (command.stream as usize, command.waits.clone());
         Task { queue, waits, is_on_host_thread, latency, uses }
     }
 
@@ -133,7 +133,7 @@ fn seconds(picoseconds: u64) -> f64 {
 mod tests {
     use super::*;
     use crate::commands::work::Work;
-    use crate::commands::{CommandClass, Queue};
+    use crate::commands::{CommandClass, Stream};
     use ir::DType;
     use ir::machine::{Preset, Unit};
 
@@ -147,7 +147,7 @@ mod tests {
             kind: String::new(),
             sizes: vec![],
             origin: "".into(),
-            queue: Queue::Main,
+            stream: Stream::Main,
             waits: SmallVec::new(),
             layers: 1,
             work: Work { read, written: 0, flops, unit },

@@ -5,7 +5,7 @@ use super::super::error::TrainError;
 use super::super::outputs::lacks;
 use super::{Session, samples};
 use data::Batch;
-use program::device::{DeviceError, Later, ProgramId};
+use program::device::{Later, ProgramId};
 use program::{Section, Turn};
 
 /// A microbatch that is being evaluated.
@@ -54,7 +54,7 @@ impl Session<'_> {
     /// Completes the loss of an evaluation with the parts that other ranks of a pipeline computed.
     pub(crate) fn complete(&self, total: &mut LossTotal) -> Result<(), TrainError> {
         if self.turns().is_some() {
-            total.complete(self.agreement().gather(total.told()).map_err(DeviceError::from)?);
+            total.complete(self.agreement().gather(total.told())?);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! A predicted step as Perfetto and chrome://tracing read it: a track for each stream, as a measured one has them.
 
 use super::{CommandFacts, PredictionFacts};
-use program::commands::Queue;
+use program::commands::Stream;
 use serde_json::{Value, json};
 
 /// The process that predicted commands belong to, so that they stand beside measured ones, whose process is 0.
@@ -11,8 +11,8 @@ impl PredictionFacts {
     /// Each section once, one after the other.
     pub fn timeline(&self) -> Value {
         let mut events = vec![named("process_name", 0, &format!("predicted, {}", self.device))];
-        for (number, (_, track)) in Queue::ALL.into_iter().enumerate() {
-            events.push(named("thread_name", number, track));
+        for (number, track) in Stream::ALL.into_iter().enumerate() {
+            events.push(named("thread_name", number, track.name()));
         }
         let mut begin = 0.0;
         for section in &self.sections {
@@ -34,7 +34,7 @@ fn event(command: &CommandFacts, section_begin: f64) -> Value {
         "name": command.kind,
         "cat": command.section,
         "pid": PROCESS,
-        "tid": Queue::ALL.iter().position(|(_, name)| *name == command.stream),
+        "tid": Stream::ALL.iter().position(|stream| stream.name() == command.stream),
         "ts": section_begin + command.begin_us,
         "dur": command.us,
         "args": {

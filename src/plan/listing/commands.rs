@@ -74,10 +74,11 @@ impl CommandPlan {
             let is_part = matches!(&command.task, Task::Multiply(multiply) if multiply.epilogue.is_addition())
                 || command.writes.is_empty();
             let has_own = is_part && command.waves.iter().flatten().any(|index| shared.contains(index));
-            let own =
-                |places: &[launched::Place]| has_own.then(|| places.iter().map(Place::of_command).collect());
+            let own = |places: &[launched::TouchedBytes]| {
+                has_own.then(|| places.iter().map(Place::of_command).collect())
+            };
             Self {
-                stream: command.stream.name(),
+                stream: command.stream.described(),
                 waits,
                 instructions: command.waves.iter().map(|wave| wave.to_vec()).collect(),
                 reads: own(&command.reads),
@@ -90,7 +91,7 @@ impl CommandPlan {
 
 impl Place {
     /// A place of a command, which may be only a part of a value.
-    fn of_command(place: &launched::Place) -> Self {
+    fn of_command(place: &launched::TouchedBytes) -> Self {
         let (memory, block) = Self::memory_of(place.region);
         let (offset, bytes) = (place.bytes.start, place.bytes.end - place.bytes.start);
         let runs = place.runs.map(|launched::Runs { length, apart }| Runs {

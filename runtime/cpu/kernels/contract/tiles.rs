@@ -179,12 +179,11 @@ impl Lines {
             _ => to.iter_mut().enumerate().for_each(|(i, to)| *to = from[self.at(line, i)].widen()),
         };
         let to = &mut to[..self.count * self.length];
-        match parallel {
-            true => {
-                let lines = to.par_chunks_exact_mut(self.length).enumerate();
-                lines.with_min_len((SHARE / self.length).max(1)).for_each(line);
-            }
-            false => to.chunks_exact_mut(self.length).enumerate().for_each(line),
+        if parallel {
+            let lines = to.par_chunks_exact_mut(self.length).enumerate();
+            lines.with_min_len((SHARE / self.length).max(1)).for_each(line);
+        } else {
+            to.chunks_exact_mut(self.length).enumerate().for_each(line)
         }
     }
 

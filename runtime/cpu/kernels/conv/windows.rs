@@ -134,9 +134,7 @@ vectorized! {
             *to = if *inside != 0 { from.widen() } else { S::Real::ZERO };
         }
     }
-}
 
-vectorized! {
     /// `to += from` where `inside` is not 0.
     fn add_kept<'a; T: Real>(from: &'a [T], inside: &'a [u8], to: &'a mut [T]) {
         for ((to, from), inside) in to.iter_mut().zip(from).zip(inside) {

@@ -58,19 +58,34 @@ pub(super) fn apply(step: &ChainStep, sources: &[(DType, &[u8])], out: &mut [u8]
     }
 }
 
+/// Defines a function of one element or of two, which may be generic, as a type.
+macro_rules! function {
+    ($name:ident<$($t:ident: $bound:ident)?>($x:ident: $from:ty) -> $to:ty { $body:expr }) => {
+        #[derive(Clone, Copy)]
+        struct $name;
+        impl<$($t: $bound)?> Map1<$from, $to> for $name {
+            #[inline(always)]
+            fn at(self, $x: $from) -> $to {
+                $body
+            }
+        }
+    };
+    ($name:ident<$($t:ident: $bound:ident)?>($x:ident, $y:ident: $from:ty) -> $to:ty { $body:expr }) => {
+        #[derive(Clone, Copy)]
+        pub(super) struct $name;
+        impl<$($t: $bound)?> Map2<$from, $to> for $name {
+            #[inline(always)]
+            fn at(self, $x: $from, $y: $from) -> $to {
+                $body
+            }
+        }
+    };
+}
+
 /// Defines the functions of one number and the match over their kinds.
 macro_rules! unary {
     ($($kind:ident |$x:ident| $body:expr;)*) => {
-        $(
-            #[derive(Clone, Copy)]
-            struct $kind;
-            impl<T: Real> Map1<T, T> for $kind {
-                #[inline(always)]
-                fn at(self, $x: T) -> T {
-                    $body
-                }
-            }
-        )*
+        $(function!($kind<T: Real>($x: T) -> T { $body });)*
 
         fn unary<T: Real>(op: Unary, x: &[T], out: &mut [T]) {
             match op {
@@ -117,23 +132,8 @@ fn gelu_tanh_inner<T: Real>(x: T) -> T {
     T::of(GELU_TANH_SCALE) * inner
 }
 
-#[derive(Clone, Copy)]
-struct Not;
-impl Map1<u8, u8> for Not {
-    #[inline(always)]
-    fn at(self, x: u8) -> u8 {
-        u8::from(x == 0)
-    }
-}
-
-#[derive(Clone, Copy)]
-struct IsNan;
-impl<T: Real> Map1<T, u8> for IsNan {
-    #[inline(always)]
-    fn at(self, x: T) -> u8 {
-        u8::from(x.is_nan())
-    }
-}
+function!(Not<>(x: u8) -> u8 { u8::from(x == 0) });
+function!(IsNan<T: Real>(x: T) -> u8 { u8::from(x.is_nan()) });
 
 fn unary_integer<T: Element>(op: Unary, x: &[T], out: &mut [T]) {
     let f: fn(i64) -> i64 = match op {
@@ -150,16 +150,7 @@ macro_rules! binary {
     ($($kind:ident |$x:ident, $y:ident| $body:expr;)*) => {
         mod two {
             use super::*;
-            $(
-                #[derive(Clone, Copy)]
-                pub(super) struct $kind;
-                impl<T: Real> Map2<T, T> for $kind {
-                    #[inline(always)]
-                    fn at(self, $x: T, $y: T) -> T {
-                        $body
-                    }
-                }
-            )*
+            $(function!($kind<T: Real>($x, $y: T) -> T { $body });)*
         }
 
         fn binary<T: Real>(op: Binary, x: &[T], y: &[T], out: &mut [T]) {
@@ -217,64 +208,17 @@ fn power<T: Real>(x: &[T], y: &[T], out: &mut [T]) {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Square;
-impl<T: Real> Map1<T, T> for Square {
-    #[inline(always)]
-    fn at(self, x: T) -> T {
-        x * x
-    }
-}
+function!(Square<T: Real>(x: T) -> T { x * x });
+function!(Cube<T: Real>(x: T) -> T { x * x * x });
+function!(Power<T: Real>(x, y: T) -> T { x.powf(y) });
 
-#[derive(Clone, Copy)]
-struct Cube;
-impl<T: Real> Map1<T, T> for Cube {
-    #[inline(always)]
-    fn at(self, x: T) -> T {
-        x * x * x
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Power;
-impl<T: Real> Map2<T, T> for Power {
-    #[inline(always)]
-    fn at(self, x: T, y: T) -> T {
-        x.powf(y)
-    }
-}
-
-macro_rules! logical {
-    ($($kind:ident |$x:ident, $y:ident| $body:expr;)*) => { $(
-        #[derive(Clone, Copy)]
-        struct $kind;
-        impl Map2<u8, u8> for $kind {
-            #[inline(always)]
-            fn at(self, $x: u8, $y: u8) -> u8 {
-                u8::from($body)
-            }
-        }
-    )* };
-}
-
-logical! {
-    And |x, y| x != 0 && y != 0;
-    Or |x, y| x != 0 || y != 0;
-    Xor |x, y| (x != 0) != (y != 0);
-}
+function!(And<>(x, y: u8) -> u8 { u8::from(x != 0 && y != 0) });
+function!(Or<>(x, y: u8) -> u8 { u8::from(x != 0 || y != 0) });
+function!(Xor<>(x, y: u8) -> u8 { u8::from((x != 0) != (y != 0)) });
 
 macro_rules! compare {
     ($($kind:ident |$x:ident, $y:ident| $body:expr;)*) => {
-        $(
-            #[derive(Clone, Copy)]
-            struct $kind;
-            impl<T: Element> Map2<T, u8> for $kind {
-                #[inline(always)]
-                fn at(self, $x: T, $y: T) -> u8 {
-                    u8::from($body)
-                }
-            }
-        )*
+        $(function!($kind<T: Element>($x, $y: T) -> u8 { u8::from($body) });)*
 
         fn compare_as<T: Element>(op: Compare, x: &[T], y: &[T], out: &mut [u8]) {
             match op {

@@ -1,11 +1,10 @@
 //! Adagrad.
 
-use super::{Gradient, Optional, for_blocks};
+use super::{Optional, update_with_state};
 use crate::call::Call;
 use crate::element::with_float;
 use crate::math::{Float, Real};
 use crate::simd::vectorized;
-use crate::storage::Scratch;
 use ir::ops::optimizer::Adagrad;
 
 pub(in crate::kernels) fn adagrad(op: &Adagrad, mut call: Call) {
@@ -14,15 +13,8 @@ pub(in crate::kernels) fn adagrad(op: &Adagrad, mut call: Call) {
         type T = <S as Float>::Real;
         let Optional { scale, skips } = Optional::of::<S>(&call, 5);
         let [rate, decay, eps] = [rate, decay, op.eps.get()].map(T::of);
-        let gradient = Gradient::<S>::of(&call);
-        for_blocks(&mut call, [0, 2], skips, |start, results| {
-            let [parameter, sum] = results.map(bytemuck::cast_slice_mut::<u8, S>);
-            let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
-            let gradient = wide.read(&gradient);
-            let [mut wide_parameter, mut wide_sum] = [Scratch::new(), Scratch::new()];
-            wide_parameter.update(parameter, |parameter| {
-                wide_sum.update(sum, |sum| adagrad_block(scale, rate, decay, eps, gradient, parameter, sum));
-            });
+        update_with_state::<S>(&mut call, skips, |gradient, parameter, sum| {
+            adagrad_block(scale, rate, decay, eps, gradient, parameter, sum);
         });
     });
 }

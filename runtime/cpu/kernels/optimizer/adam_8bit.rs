@@ -163,9 +163,7 @@ vectorized! {
             *number = tables.value(code) * largest;
         }
     }
-}
 
-vectorized! {
     /// Writes the codes of a block, and returns its largest magnitude; NaN if one of its numbers is NaN. `shares` is scratch of the same
     /// length.
     fn write<'a, 'b; T: Share, M: Map>(numbers: &'a [T], map: M, shares: &'b mut [T], codes: &'b mut [u8]) -> T {

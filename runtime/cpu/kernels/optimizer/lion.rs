@@ -1,11 +1,10 @@
 //! Lion.
 
-use super::{Gradient, Optional, for_blocks};
+use super::{Optional, update_with_state};
 use crate::call::Call;
 use crate::element::with_float;
 use crate::math::{Float, Real};
 use crate::simd::vectorized;
-use crate::storage::Scratch;
 use ir::ops::optimizer::Lion;
 
 pub(in crate::kernels) fn lion(op: &Lion, mut call: Call) {
@@ -23,15 +22,8 @@ pub(in crate::kernels) fn lion(op: &Lion, mut call: Call) {
             rest1: T::of(1.0 - beta1),
             rest2: T::of(1.0 - beta2),
         };
-        let gradient = Gradient::<S>::of(&call);
-        for_blocks(&mut call, [0, 2], skips, |start, results| {
-            let [parameter, momentum] = results.map(bytemuck::cast_slice_mut::<u8, S>);
-            let (gradient, mut wide) = (gradient.block(start, parameter.len()), Scratch::new());
-            let gradient = wide.read(&gradient);
-            let [mut wide_parameter, mut wide_momentum] = [Scratch::new(), Scratch::new()];
-            wide_parameter.update(parameter, |parameter| {
-                wide_momentum.update(momentum, |momentum| lion_block(rule, gradient, parameter, momentum));
-            });
+        update_with_state::<S>(&mut call, skips, |gradient, parameter, momentum| {
+            lion_block(rule, gradient, parameter, momentum);
         });
     });
 }

@@ -5,7 +5,7 @@
 
 use crate::driver::DriverError;
 use crate::libraries::{self, Folders, Library, Opened};
-use crate::symbols::{Symbols, function};
+use crate::symbols::functions;
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 /// A status of cuDNN; 0 is success.
@@ -20,21 +20,25 @@ const OLDEST: usize = 91_200;
 /// The CUDA for which cuDNN must have been built, in CUDA's form of versions.
 const CUDA: usize = 13_000;
 
-/// The opened library cuDNN.
-pub(super) struct Functions {
-    pub(super) create: unsafe extern "C" fn(*mut RawHandle) -> Status,
-    pub(super) destroy: unsafe extern "C" fn(RawHandle) -> Status,
-    pub(super) set_stream: unsafe extern "C" fn(RawHandle, *mut c_void) -> Status,
-    pub(super) create_descriptor: unsafe extern "C" fn(c_int, *mut RawDescriptor) -> Status,
-    pub(super) destroy_descriptor: unsafe extern "C" fn(RawDescriptor) -> Status,
-    pub(super) set: unsafe extern "C" fn(RawDescriptor, c_int, c_int, i64, *const c_void) -> Status,
-    pub(super) get: unsafe extern "C" fn(RawDescriptor, c_int, c_int, i64, *mut i64, *mut c_void) -> Status,
-    pub(super) finalize: unsafe extern "C" fn(RawDescriptor) -> Status,
-    pub(super) execute: unsafe extern "C" fn(RawHandle, RawDescriptor, RawDescriptor) -> Status,
-    text: unsafe extern "C" fn(Status) -> *const c_char,
-    last_error: unsafe extern "C" fn(*mut c_char, usize),
-    version: unsafe extern "C" fn() -> usize,
-    cuda: unsafe extern "C" fn() -> usize,
+functions! {
+    /// The opened library cuDNN.
+    pub(super) struct Functions {
+        pub(super) create: "cudnnCreate" fn(*mut RawHandle) -> Status,
+        pub(super) destroy: "cudnnDestroy" fn(RawHandle) -> Status,
+        pub(super) set_stream: "cudnnSetStream" fn(RawHandle, *mut c_void) -> Status,
+        pub(super) create_descriptor: "cudnnBackendCreateDescriptor" fn(c_int, *mut RawDescriptor) -> Status,
+        pub(super) destroy_descriptor: "cudnnBackendDestroyDescriptor" fn(RawDescriptor) -> Status,
+        pub(super) set: "cudnnBackendSetAttribute"
+            fn(RawDescriptor, c_int, c_int, i64, *const c_void) -> Status,
+        pub(super) get: "cudnnBackendGetAttribute"
+            fn(RawDescriptor, c_int, c_int, i64, *mut i64, *mut c_void) -> Status,
+        pub(super) finalize: "cudnnBackendFinalize" fn(RawDescriptor) -> Status,
+        pub(super) execute: "cudnnBackendExecute" fn(RawHandle, RawDescriptor, RawDescriptor) -> Status,
+        text: "cudnnGetErrorString" fn(Status) -> *const c_char,
+        last_error: "cudnnGetLastErrorString" fn(*mut c_char, usize),
+        version: "cudnnGetVersion" fn() -> usize,
+        cuda: "cudnnGetCudartVersion" fn() -> usize,
+    }
 }
 
 impl Functions {
@@ -59,29 +63,6 @@ impl Functions {
         let functions = libraries::load(&opened.path).and_then(|open| Self::of(&*open)).map_err(strange)?;
         functions.check(&opened).map_err(strange)?;
         Ok(functions)
-    }
-
-    #[allow(unsafe_code)]
-    fn of(open: &dyn Symbols) -> Result<Self, String> {
-        fn get<F: Copy>(open: &dyn Symbols, name: &str) -> Result<F, String> {
-            // SAFETY: `F` is the type that cuDNN's header declares for the name; the library is never closed.
-            unsafe { function(open, name) }
-        }
-        Ok(Self {
-            create: get(open, "cudnnCreate")?,
-            destroy: get(open, "cudnnDestroy")?,
-            set_stream: get(open, "cudnnSetStream")?,
-            create_descriptor: get(open, "cudnnBackendCreateDescriptor")?,
-            destroy_descriptor: get(open, "cudnnBackendDestroyDescriptor")?,
-            set: get(open, "cudnnBackendSetAttribute")?,
-            get: get(open, "cudnnBackendGetAttribute")?,
-            finalize: get(open, "cudnnBackendFinalize")?,
-            execute: get(open, "cudnnBackendExecute")?,
-            text: get(open, "cudnnGetErrorString")?,
-            last_error: get(open, "cudnnGetLastErrorString")?,
-            version: get(open, "cudnnGetVersion")?,
-            cuda: get(open, "cudnnGetCudartVersion")?,
-        })
     }
 
     #[allow(unsafe_code)]

@@ -185,9 +185,8 @@ fn attention_and_its_gradient_have_plans() {
         let [forward, gradient] = attention(sizes, dtype, causal);
         for (instruction, expected) in [(forward, 1), (gradient, expected)] {
             let mut graphs = HashSet::new();
-            let take = |graph: &Graph| match graphs.insert(graph.clone()) {
-                true => plan(graph, Single::Full).map(drop),
-                false => Ok(()),
+            let take = |graph: &Graph| {
+                if graphs.insert(graph.clone()) { plan(graph, Single::Full).map(drop) } else { Ok(()) }
             };
             let count = fewest_shares(&instruction, take).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(count, expected, "{sizes:?}");

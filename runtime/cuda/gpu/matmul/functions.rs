@@ -6,7 +6,7 @@
 
 use crate::driver::DriverError;
 use crate::libraries::{self, Folders, Library, Opened};
-use crate::symbols::{Symbols, function};
+use crate::symbols::functions;
 use cudarc::cublaslt::sys;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -44,52 +44,39 @@ impl Proposal {
     };
 }
 
-type Destroy = unsafe extern "C" fn(Raw) -> Status;
-type SetAttribute = unsafe extern "C" fn(Raw, c_uint, *const c_void, usize) -> Status;
-
-type Multiply = unsafe extern "C" fn(
-    Raw,
-    Raw,
-    *const c_void,
-    *const c_void,
-    Raw,
-    *const c_void,
-    Raw,
-    *const c_void,
-    *const c_void,
-    Raw,
-    *mut c_void,
-    Raw,
-    *const Algorithm,
-    *mut c_void,
-    usize,
-    *mut c_void,
-) -> Status;
-
-/// The opened library cuBLASLt.
-pub(super) struct Functions {
-    pub(super) create: unsafe extern "C" fn(*mut Raw) -> Status,
-    pub(super) destroy: Destroy,
-    pub(super) create_description: unsafe extern "C" fn(*mut Raw, c_uint, c_uint) -> Status,
-    pub(super) destroy_description: Destroy,
-    pub(super) set_description: SetAttribute,
-    pub(super) create_layout: unsafe extern "C" fn(*mut Raw, c_uint, u64, u64, i64) -> Status,
-    pub(super) destroy_layout: Destroy,
-    pub(super) set_layout: SetAttribute,
-    pub(super) create_preference: unsafe extern "C" fn(*mut Raw) -> Status,
-    pub(super) destroy_preference: Destroy,
-    pub(super) set_preference: SetAttribute,
-    pub(super) propose:
-        unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, Raw, Raw, c_int, *mut Proposal, *mut c_int) -> Status,
-    pub(super) check_algorithm:
-        unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, Raw, *const Algorithm, *mut Proposal) -> Status,
-    /// Reads an attribute of an algorithm.
-    pub(super) algorithm:
-        unsafe extern "C" fn(*const Algorithm, c_uint, *mut c_void, usize, *mut usize) -> Status,
-    pub(super) multiply: Multiply,
-    version: unsafe extern "C" fn() -> usize,
-    name: unsafe extern "C" fn(Status) -> *const c_char,
-    text: unsafe extern "C" fn(Status) -> *const c_char,
+functions! {
+    /// The opened library cuBLASLt.
+    pub(super) struct Functions {
+        pub(super) create: "cublasLtCreate" fn(*mut Raw) -> Status,
+        pub(super) destroy: "cublasLtDestroy" fn(Raw) -> Status,
+        pub(super) create_description: "cublasLtMatmulDescCreate" fn(*mut Raw, c_uint, c_uint) -> Status,
+        pub(super) destroy_description: "cublasLtMatmulDescDestroy" fn(Raw) -> Status,
+        pub(super) set_description: "cublasLtMatmulDescSetAttribute"
+            fn(Raw, c_uint, *const c_void, usize) -> Status,
+        pub(super) create_layout: "cublasLtMatrixLayoutCreate" fn(*mut Raw, c_uint, u64, u64, i64) -> Status,
+        pub(super) destroy_layout: "cublasLtMatrixLayoutDestroy" fn(Raw) -> Status,
+        pub(super) set_layout: "cublasLtMatrixLayoutSetAttribute"
+            fn(Raw, c_uint, *const c_void, usize) -> Status,
+        pub(super) create_preference: "cublasLtMatmulPreferenceCreate" fn(*mut Raw) -> Status,
+        pub(super) destroy_preference: "cublasLtMatmulPreferenceDestroy" fn(Raw) -> Status,
+        pub(super) set_preference: "cublasLtMatmulPreferenceSetAttribute"
+            fn(Raw, c_uint, *const c_void, usize) -> Status,
+        pub(super) propose: "cublasLtMatmulAlgoGetHeuristic"
+            fn(Raw, Raw, Raw, Raw, Raw, Raw, Raw, c_int, *mut Proposal, *mut c_int) -> Status,
+        pub(super) check_algorithm: "cublasLtMatmulAlgoCheck"
+            fn(Raw, Raw, Raw, Raw, Raw, Raw, *const Algorithm, *mut Proposal) -> Status,
+        /// Reads an attribute of an algorithm.
+        pub(super) algorithm: "cublasLtMatmulAlgoConfigGetAttribute"
+            fn(*const Algorithm, c_uint, *mut c_void, usize, *mut usize) -> Status,
+        pub(super) multiply: "cublasLtMatmul"
+            fn(
+                Raw, Raw, *const c_void, *const c_void, Raw, *const c_void, Raw, *const c_void, *const c_void, Raw,
+                *mut c_void, Raw, *const Algorithm, *mut c_void, usize, *mut c_void,
+            ) -> Status,
+        version: "cublasLtGetVersion" fn() -> usize,
+        name: "cublasLtGetStatusName" fn(Status) -> *const c_char,
+        text: "cublasLtGetStatusString" fn(Status) -> *const c_char,
+    }
 }
 
 impl Functions {
@@ -106,34 +93,6 @@ impl Functions {
         let functions = libraries::load(&opened.path).and_then(|handle| Self::of(&*handle)).map_err(unfit)?;
         functions.check_version(&opened).map_err(unfit)?;
         Ok(functions)
-    }
-
-    #[allow(unsafe_code)]
-    fn of(symbols: &dyn Symbols) -> Result<Self, String> {
-        fn get<F: Copy>(symbols: &dyn Symbols, name: &str) -> Result<F, String> {
-            // SAFETY: `F` is the type that cuBLASLt's header declares for the name; the library is never closed.
-            unsafe { function(symbols, name) }
-        }
-        Ok(Self {
-            create: get(symbols, "cublasLtCreate")?,
-            destroy: get(symbols, "cublasLtDestroy")?,
-            create_description: get(symbols, "cublasLtMatmulDescCreate")?,
-            destroy_description: get(symbols, "cublasLtMatmulDescDestroy")?,
-            set_description: get(symbols, "cublasLtMatmulDescSetAttribute")?,
-            create_layout: get(symbols, "cublasLtMatrixLayoutCreate")?,
-            destroy_layout: get(symbols, "cublasLtMatrixLayoutDestroy")?,
-            set_layout: get(symbols, "cublasLtMatrixLayoutSetAttribute")?,
-            create_preference: get(symbols, "cublasLtMatmulPreferenceCreate")?,
-            destroy_preference: get(symbols, "cublasLtMatmulPreferenceDestroy")?,
-            set_preference: get(symbols, "cublasLtMatmulPreferenceSetAttribute")?,
-            propose: get(symbols, "cublasLtMatmulAlgoGetHeuristic")?,
-            check_algorithm: get(symbols, "cublasLtMatmulAlgoCheck")?,
-            algorithm: get(symbols, "cublasLtMatmulAlgoConfigGetAttribute")?,
-            multiply: get(symbols, "cublasLtMatmul")?,
-            version: get(symbols, "cublasLtGetVersion")?,
-            name: get(symbols, "cublasLtGetStatusName")?,
-            text: get(symbols, "cublasLtGetStatusString")?,
-        })
     }
 
     /// Returns the version, in cuBLASLt's form.

@@ -3,7 +3,7 @@
 
 use crate::driver::DriverError;
 use crate::libraries::{self, Folders, Library};
-use crate::symbols::{Symbols, function};
+use crate::symbols::functions;
 use cudarc::driver::sys::CUstream;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -75,30 +75,36 @@ impl Config {
     }
 }
 
-type Gather =
-    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Communicator, CUstream) -> Status;
-type Reduce =
-    unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, CUstream) -> Status;
+functions! {
+    /// The function that is asked before the others: an older NCCL may lack some of them.
+    struct Version {
+        version: "ncclGetVersion" fn(*mut c_int) -> Status,
+    }
+}
 
-/// NCCL's functions that are used here.
-pub(super) struct Functions {
-    pub(super) unique_id: unsafe extern "C" fn(*mut UniqueId) -> Status,
-    pub(super) join: unsafe extern "C" fn(*mut Communicator, c_int, UniqueId, c_int, *mut Config) -> Status,
-    pub(super) split:
-        unsafe extern "C" fn(Communicator, c_int, c_int, *mut Communicator, *mut Config) -> Status,
-    pub(super) abort: unsafe extern "C" fn(Communicator) -> Status,
-    pub(super) state: unsafe extern "C" fn(Communicator, *mut Status) -> Status,
-    pub(super) begin: unsafe extern "C" fn() -> Status,
-    pub(super) end: unsafe extern "C" fn() -> Status,
-    pub(super) all_reduce: Reduce,
-    pub(super) all_gather: Gather,
-    pub(super) reduce_scatter: Reduce,
-    pub(super) send:
-        unsafe extern "C" fn(*const c_void, usize, c_int, c_int, Communicator, CUstream) -> Status,
-    pub(super) receive:
-        unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, Communicator, CUstream) -> Status,
-    text: unsafe extern "C" fn(Status) -> *const c_char,
-    last_error: unsafe extern "C" fn(Communicator) -> *const c_char,
+functions! {
+    /// NCCL's functions that are used here.
+    pub(super) struct Functions {
+        pub(super) unique_id: "ncclGetUniqueId" fn(*mut UniqueId) -> Status,
+        pub(super) join: "ncclCommInitRankConfig"
+            fn(*mut Communicator, c_int, UniqueId, c_int, *mut Config) -> Status,
+        pub(super) split: "ncclCommSplit"
+            fn(Communicator, c_int, c_int, *mut Communicator, *mut Config) -> Status,
+        pub(super) abort: "ncclCommAbort" fn(Communicator) -> Status,
+        pub(super) state: "ncclCommGetAsyncError" fn(Communicator, *mut Status) -> Status,
+        pub(super) begin: "ncclGroupStart" fn() -> Status,
+        pub(super) end: "ncclGroupEnd" fn() -> Status,
+        pub(super) all_reduce: "ncclAllReduce"
+            fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, CUstream) -> Status,
+        pub(super) all_gather: "ncclAllGather"
+            fn(*const c_void, *mut c_void, usize, c_int, Communicator, CUstream) -> Status,
+        pub(super) reduce_scatter: "ncclReduceScatter"
+            fn(*const c_void, *mut c_void, usize, c_int, c_int, Communicator, CUstream) -> Status,
+        pub(super) send: "ncclSend" fn(*const c_void, usize, c_int, c_int, Communicator, CUstream) -> Status,
+        pub(super) receive: "ncclRecv" fn(*mut c_void, usize, c_int, c_int, Communicator, CUstream) -> Status,
+        text: "ncclGetErrorString" fn(Status) -> *const c_char,
+        last_error: "ncclGetLastError" fn(Communicator) -> *const c_char,
+    }
 }
 
 impl Functions {
@@ -113,35 +119,15 @@ impl Functions {
         };
         let opened = libraries::open(Library::Nccl, folders).map_err(|error| missing(&error))?;
         let handle = libraries::load(&opened.path).map_err(|error| missing(&error))?;
-        let mut version = 0;
-        let ask: unsafe extern "C" fn(*mut c_int) -> Status =
-            get(&*handle, "ncclGetVersion").map_err(|error| missing(&error))?;
+        let version = Version::of(&*handle).map_err(|error| missing(&error))?;
+        let mut number = 0;
         // SAFETY: the function writes a number.
-        unsafe { ask(&mut version) };
-        if version < OLDEST {
+        unsafe { (version.version)(&mut number) };
+        if number < OLDEST {
             let path = opened.path.display();
-            return Err(missing(&format!("NCCL {version} of {path} is older than {OLDEST}")));
+            return Err(missing(&format!("NCCL {number} of {path} is older than {OLDEST}")));
         }
         Self::of(&*handle).map_err(|error| missing(&error))
-    }
-
-    fn of(handle: &dyn Symbols) -> Result<Self, String> {
-        Ok(Self {
-            unique_id: get(handle, "ncclGetUniqueId")?,
-            join: get(handle, "ncclCommInitRankConfig")?,
-            split: get(handle, "ncclCommSplit")?,
-            abort: get(handle, "ncclCommAbort")?,
-            state: get(handle, "ncclCommGetAsyncError")?,
-            begin: get(handle, "ncclGroupStart")?,
-            end: get(handle, "ncclGroupEnd")?,
-            all_reduce: get(handle, "ncclAllReduce")?,
-            all_gather: get(handle, "ncclAllGather")?,
-            reduce_scatter: get(handle, "ncclReduceScatter")?,
-            send: get(handle, "ncclSend")?,
-            receive: get(handle, "ncclRecv")?,
-            text: get(handle, "ncclGetErrorString")?,
-            last_error: get(handle, "ncclGetLastError")?,
-        })
     }
 
     /// Turns a status into an error in NCCL's own words. `what` names the call.
@@ -159,13 +145,6 @@ impl Functions {
         let last = if last.is_empty() { last } else { format!(": {last}") };
         DriverError(format!("NCCL, {what}: {text}{last}"))
     }
-}
-
-/// Returns a function, whose type is that of NCCL's header.
-#[allow(unsafe_code)]
-fn get<F: Copy>(handle: &dyn Symbols, name: &str) -> Result<F, String> {
-    // SAFETY: `F` is the type that NCCL's header declares for the name; the library is never closed.
-    unsafe { function(handle, name) }
 }
 
 #[cfg(test)]

@@ -36,10 +36,11 @@ mod threads;
 mod timeline;
 mod writer;
 
+use ::ptx::Ptx;
 use cuda::check::samples::{self, SampleVariant};
 use cuda::check::{StandIn, Subject};
 use cuda::device::Cuda;
-use cuda::host::{Host, Order, Ptx};
+use cuda::host::{Host, Order};
 use ir::samples::{Sample, Through};
 use program::Program;
 use program::device::Device;
@@ -66,7 +67,7 @@ fn stand_in(program: Program, order: Order) -> Box<dyn Device> {
 fn by_ptx(program: Program, order: Order, ptx: Option<&Ptx>) -> Box<dyn Device> {
     let host = Host::new(order);
     let host = match ptx {
-        Some(ptx) => host.checked_by_ptx(ptx.clone()),
+        Some(ptx) => host.checked_by(Arc::new(ptx.clone())),
         None => host.checked(),
     };
     Box::new(Cuda::new(host, vec![Arc::new(program)]).unwrap_or_else(|error| panic!("{error}")))
@@ -86,7 +87,7 @@ fn check_on(subject: &impl Subject, samples: &[Sample], way: SampleVariant) {
 }
 
 /// Large samples, those with a partial last block, are not run unfused: that would take the time of all others together. The other
-/// ways of samples are in [`ptx`], where launches also run by their PTX.
+/// ways of samples are in [`self::ptx`], where launches also run by their PTX.
 #[test]
 #[ignore = "needs a C++ compiler"]
 fn kernels_take_the_place_of_dying_operands() {

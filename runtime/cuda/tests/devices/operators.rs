@@ -39,9 +39,10 @@ fn check_sample(sample: &Sample, through: Through, options: &LowerOptions) {
     let single = types.contains(&DType::F32);
     let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let steps = [vec![inputs]];
-        match half {
-            true => assert_agrees_in(Mode::Typed, &module, options, &steps, unit),
-            false => assert_agrees(&module, options, &steps, if single { 4e-6 } else { 1e-11 }),
+        if half {
+            assert_agrees_in(Mode::Typed, &module, options, &steps, unit)
+        } else {
+            assert_agrees(&module, options, &steps, if single { 4e-6 } else { 1e-11 })
         }
     }));
     if let Err(panic) = result {

@@ -32,9 +32,8 @@ fn rows_are_read_in_packs_of_any_width() {
     for (i, dtype) in TYPES.into_iter().enumerate() {
         for (j, width) in [1, 3, 8, 20, 64].into_iter().enumerate() {
             let index = INDICES[(i + j) % 5];
-            let made = |w: &mut Writer, sizes: &[usize]| match dtype.is_float() {
-                true => w.floats(dtype, sizes),
-                false => w.integers(dtype, sizes, -100..100),
+            let made = |w: &mut Writer, sizes: &[usize]| {
+                if dtype.is_float() { w.floats(dtype, sizes) } else { w.integers(dtype, sizes, -100..100) }
             };
             let data = made(&mut w, &[3, 5, width]);
             let places = indices(&mut w, index, &[2, 7], 5);

@@ -6,17 +6,18 @@
 use super::{batch_norm, by_ptx, check_on, experts};
 use cuda::check::StandIn;
 use cuda::check::samples::{self, SampleVariant};
-use cuda::host::{LeftOut, Order, Ptx, Row, Table, family};
+use cuda::host::Order;
 use cuda::lower::lower as lower_for_cuda;
 use ir::DType;
 use ir::samples::{Sample, Through};
 use program::lower::{LowerOptions, lower};
+use ptx::{LeftOut, Ptx, Row, Table, family};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A stand-in that runs its launches by their PTX, too.
 fn stand_in(ptx: &Ptx, threads: u32) -> StandIn {
-    StandIn { ptx: Some(ptx.clone()), ..StandIn::sound(Order { threads, first: None }) }
+    StandIn { second_way: Some(Arc::new(ptx.clone())), ..StandIn::sound(Order { threads, first: None }) }
 }
 
 fn open() -> Ptx {

@@ -76,9 +76,10 @@ fn running_sums_of_short_and_long_rows() {
         let mut w = Writer::default();
         for (i, (sizes, dim)) in cases.iter().enumerate() {
             // Small, so that the sum of a long row is within the range of a half type.
-            let x = match dtype.is_float() {
-                true => w.numbers(dtype, sizes, |x| x / 16.0),
-                false => w.integers(dtype, sizes, 0..100),
+            let x = if dtype.is_float() {
+                w.numbers(dtype, sizes, |x| x / 16.0)
+            } else {
+                w.integers(dtype, sizes, 0..100)
             };
             for (exclusive, reverse) in [ways[i % 4], ways[(i + 1) % 4]] {
                 w.op(CumulativeSum { dim: *dim, exclusive, reverse }, &[x]);

@@ -22,16 +22,15 @@ mod tests;
 mod types;
 mod warp;
 
-use super::guarded::Guards;
-use crate::libraries::Folders;
-use crate::nvrtc::{Nvrtc, NvrtcError};
-use crate::program::Kernel;
 use agreement::{Difference, Outcome, pointed_to};
 pub use agreement::{Row, Table, family};
+use cuda::host::{CheckedLaunch, LaunchCheck, Side};
+use cuda::libraries::Folders;
+use cuda::nvrtc::{self, Nvrtc, NvrtcError};
+use cuda::program::Kernel;
 use instruction::Code;
 use ir::DType;
-pub(super) use machine::Schedule;
-use machine::{Finished, Launch, Stop};
+use machine::{Finished, Launch, Schedule, Stop};
 use memory::Region;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -74,16 +73,6 @@ impl fmt::Debug for Ptx {
     }
 }
 
-/// A launch on the stand-in: the kernel, its blocks along x, y and z with their threads, and its arguments.
-pub(super) struct CheckedLaunch<'a> {
-    pub(super) kernel: &'a Kernel,
-    pub(super) sizes: [u32; 4],
-    pub(super) words: &'a [u64],
-    /// The memory before it and after it.
-    pub(super) before: &'a Snapshot,
-    pub(super) after: Vec<&'a [u8]>,
-}
-
 impl Ptx {
     /// Opens NVRTC.
     ///
@@ -118,7 +107,7 @@ impl Ptx {
 
     /// Returns the instructions of a kernel.
     fn code(&self, kernel: &Kernel) -> Result<Arc<Code>, String> {
-        let source = crate::nvrtc::source(kernel);
+        let source = nvrtc::source(kernel);
         if let Some(code) = locked(&self.0.codes).get(&source) {
             return Ok(code.clone());
         }
@@ -128,15 +117,17 @@ impl Ptx {
         Ok(code)
     }
 
-    /// Runs a launch on the operands that it had on the stand-in, in these orders, and compares the memory.
-    ///
-    /// # Errors
-    /// A fault of a thread; a result that differs.
-    pub(super) fn check(&self, launch: &CheckedLaunch, schedules: &[Schedule]) -> Result<(), String> {
+    /// Runs a launch in two orders of threads, and compares the memory.
+    fn compare(&self, launch: &CheckedLaunch, side: Side) -> Result<(), String> {
+        // Each launch runs in all four orders, two of them at each side.
+        let schedules = match side {
+            Side::Behind => [Schedule::Forward, Schedule::Random(1)],
+            Side::Before => [Schedule::Backward, Schedule::Turns],
+        };
         let code = self.code(launch.kernel)?;
-        for &schedule in schedules {
+        for schedule in schedules {
             let (differences, _) =
-                launch.run(&code, schedule, None).map_err(|stop| format!("{schedule:?}: {stop}"))?;
+                run(launch, &code, schedule, None).map_err(|stop| format!("{schedule:?}: {stop}"))?;
             if let Some(difference) = differences.iter().find(|difference| difference.is_beyond_bound()) {
                 return Err(format!("{schedule:?}: {difference}"));
             }
@@ -144,7 +135,7 @@ impl Ptx {
             differences.iter().for_each(|difference| table.add(&launch.kernel.name, difference));
         }
         if let Some(waits) = &self.0.waits {
-            self.leave_out_waits(launch, &code, schedules, waits);
+            self.leave_out_waits(launch, &code, &schedules, waits);
         }
         Ok(())
     }
@@ -164,7 +155,7 @@ impl Ptx {
                 if most == LeftOut::Noticed {
                     break;
                 }
-                most = most.max(match launch.run(code, schedule, Some(place)) {
+                most = most.max(match run(launch, code, schedule, Some(place)) {
                     Ok((_, false)) => LeftOut::NeverReached,
                     Ok((differences, true)) if !differences.iter().any(Difference::is_beyond_bound) => {
                         LeftOut::Unnoticed
@@ -177,75 +168,61 @@ impl Ptx {
     }
 }
 
-impl CheckedLaunch<'_> {
-    /// Runs the launch by its PTX. Returns the largest difference of each operand that was written, and whether a thread came to the
-    /// instruction that is left out.
-    fn run(
-        &self,
-        code: &Code,
-        schedule: Schedule,
-        left_out: Option<usize>,
-    ) -> Result<(Vec<Difference>, bool), Stop> {
-        let [x, y, z, threads] = self.sizes;
-        let launch = Launch { grid: [x, y, z], threads, parameters: self.words, most_steps: MOST_STEPS };
-        let Snapshot(before) = self.before;
-        let regions = before.iter().map(|(address, bytes)| Region::new(*address, bytes.clone())).collect();
-        let Finished { regions, reached_left_out } =
-            machine::run(code, &launch, regions, schedule, left_out)?;
-        let pointers = self.pointers();
-        let is_of_single =
-            pointers.iter().any(|(_, dtype)| matches!(dtype, DType::F32 | DType::F16 | DType::BF16));
-        let mut differences = Vec::new();
-        for (((address, before), stand_in), region) in before.iter().zip(&self.after).zip(&regions) {
-            let outcome = Outcome { before, stand_in, ptx: &region.bytes, is_of_single };
-            differences.extend(outcome.least_difference(*address, &pointers));
-        }
-        Ok((differences, reached_left_out))
-    }
-
-    /// Returns the addresses that the kernel is given, with the types of their elements. A combined launch has them in a table: `const
-    /// auto a0 = (const float*)own[0];`.
-    fn pointers(&self) -> Vec<(u64, DType)> {
-        let Kernel { name, text, .. } = self.kernel;
-        let parameters = text.split_once(&format!("{name}(")).and_then(|(_, rest)| rest.split_once(')'));
-        let of_parameter = |parameter: &str| pointed_to(parameter.rsplit_once(' ')?.0);
-        let types = parameters.map_or("", |(list, _)| list).split(", ").map(of_parameter);
-        let mut pointers: Vec<(u64, DType)> =
-            self.words.iter().zip(types).filter_map(|(word, dtype)| Some((*word, dtype?))).collect();
-        let of_entry = |line: &str| {
-            pointed_to(line.trim().strip_prefix("const auto ")?.split_once("= (")?.1.split_once(")own[")?.0)
-        };
-        let entries = text.lines().filter(|line| line.contains(")own[")).map(of_entry);
-        let entries: Vec<Option<DType>> = entries.collect();
-        let Snapshot(memory) = self.before;
-        let table = memory.iter().find(|(address, _)| self.words.first() == Some(address));
-        if let Some((_, table)) = table.filter(|_| !entries.is_empty()) {
-            let words = table
-                .chunks_exact(8)
-                .map(|bytes| u64::from_le_bytes(std::array::from_fn(|byte| bytes[byte])));
-            // The table of the program goes on after the arguments of this launch.
-            let own = words.take(self.sizes[2] as usize * entries.len());
-            pointers
-                .extend(own.zip(entries.iter().cycle()).filter_map(|(word, dtype)| Some((word, (*dtype)?))));
-        }
-        pointers
+impl LaunchCheck for Ptx {
+    /// Runs a launch on the operands that it had on the stand-in, in two orders of threads, and compares the memory. The error names a
+    /// fault of a thread, or a result that differs.
+    fn check(&self, launch: &CheckedLaunch, side: Side) -> Result<(), String> {
+        self.compare(launch, side).map_err(|problem| format!("by its PTX: {problem}"))
     }
 }
 
-/// The memory that a launch may touch, before the launch: the addresses of operands and tables, and their bytes.
-pub(super) struct Snapshot(Vec<(u64, Vec<u8>)>);
-
-impl Snapshot {
-    /// Returns the operands between guards, the tables, and other memory.
-    pub(super) fn of(guards: &Guards, others: impl Iterator<Item = (u64, Vec<u8>)>) -> Self {
-        let operands = guards.memories().map(|(address, bytes)| (address.0, bytes.to_vec()));
-        Self(operands.chain(others).collect())
+/// Runs the launch by its PTX. Returns the largest difference of each operand that was written, and whether a thread came to the
+/// instruction that is left out.
+fn run(
+    launch: &CheckedLaunch,
+    code: &Code,
+    schedule: Schedule,
+    left_out: Option<usize>,
+) -> Result<(Vec<Difference>, bool), Stop> {
+    let [x, y, z, threads] = launch.sizes;
+    let grid = Launch { grid: [x, y, z], threads, parameters: launch.words, most_steps: MOST_STEPS };
+    let before = launch.before;
+    let regions = before.iter().map(|(address, bytes)| Region::new(*address, bytes.clone())).collect();
+    let Finished { regions, reached_left_out } = machine::run(code, &grid, regions, schedule, left_out)?;
+    let pointers = pointers(launch);
+    let is_of_single =
+        pointers.iter().any(|(_, dtype)| matches!(dtype, DType::F32 | DType::F16 | DType::BF16));
+    let mut differences = Vec::new();
+    for (((address, before), stand_in), region) in before.iter().zip(&launch.after).zip(&regions) {
+        let outcome = Outcome { before, stand_in, ptx: &region.bytes, is_of_single };
+        differences.extend(outcome.least_difference(*address, &pointers));
     }
+    Ok((differences, reached_left_out))
+}
 
-    /// Returns the address and the number of bytes of each part.
-    pub(super) fn places(&self) -> impl Iterator<Item = (u64, usize)> {
-        self.0.iter().map(|(address, bytes)| (*address, bytes.len()))
+/// Returns the addresses that the kernel is given, with the types of their elements. A combined launch has them in a table: `const
+/// auto a0 = (const float*)own[0];`.
+fn pointers(launch: &CheckedLaunch) -> Vec<(u64, DType)> {
+    let Kernel { name, text, .. } = launch.kernel;
+    let parameters = text.split_once(&format!("{name}(")).and_then(|(_, rest)| rest.split_once(')'));
+    let of_parameter = |parameter: &str| pointed_to(parameter.rsplit_once(' ')?.0);
+    let types = parameters.map_or("", |(list, _)| list).split(", ").map(of_parameter);
+    let mut pointers: Vec<(u64, DType)> =
+        launch.words.iter().zip(types).filter_map(|(word, dtype)| Some((*word, dtype?))).collect();
+    let of_entry = |line: &str| {
+        pointed_to(line.trim().strip_prefix("const auto ")?.split_once("= (")?.1.split_once(")own[")?.0)
+    };
+    let entries = text.lines().filter(|line| line.contains(")own[")).map(of_entry);
+    let entries: Vec<Option<DType>> = entries.collect();
+    let table = launch.before.iter().find(|(address, _)| launch.words.first() == Some(address));
+    if let Some((_, table)) = table.filter(|_| !entries.is_empty()) {
+        let words =
+            table.chunks_exact(8).map(|bytes| u64::from_le_bytes(std::array::from_fn(|byte| bytes[byte])));
+        // The table of the program goes on after the arguments of this launch.
+        let own = words.take(launch.sizes[2] as usize * entries.len());
+        pointers.extend(own.zip(entries.iter().cycle()).filter_map(|(word, dtype)| Some((word, (*dtype)?))));
     }
+    pointers
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,6 +1,6 @@
 //! Compares the memory that a launch leaves by its PTX with the memory that it leaves on the stand-in.
 
-use crate::lower::source::stored;
+use cuda::lower::stored;
 use ir::DType;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};

@@ -14,7 +14,7 @@ use super::memory::{LaunchMemory, Region};
 
 /// The order in which threads run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::host) enum Schedule {
+pub(super) enum Schedule {
     /// A warp runs until it waits for its block; warps and blocks run in the order of their numbers.
     Forward,
     /// As `Forward`, with warps and blocks in reverse order.

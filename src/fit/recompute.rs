@@ -75,7 +75,7 @@ impl Search<'_> {
 
     /// Finds the first candidate that fits: `base` with the options of `prices`, block by block. Their programs get smaller and smaller.
     /// `fitting` is the last candidate, if it is known to fit. `None` if no candidate fits.
-    pub(super) fn first_that_fits(
+    fn first_that_fits(
         &mut self,
         base: &Candidate,
         prices: &[(Recompute, Decision)],
@@ -132,11 +132,7 @@ impl Search<'_> {
     }
 
     /// Tries `base` with other repeated nodes. A kept byte of the price 0 repeats nothing.
-    pub(super) fn repeating(
-        &mut self,
-        base: &Candidate,
-        options: &Recompute,
-    ) -> Result<(Tried, Decision), Failure> {
+    fn repeating(&mut self, base: &Candidate, options: &Recompute) -> Result<(Tried, Decision), Failure> {
         let recompute = (options.price > 0).then(|| options.clone());
         let tried = self.measure.tried(&Candidate { recompute, ..base.clone() })?;
         Ok((tried, self.measure.choices().decide(options)))
@@ -189,7 +185,7 @@ fn lagrangian_bound(prices: &[(Recompute, Decision)], kept: u64) -> u64 {
     prices.iter().map(bound).max().unwrap_or(0)
 }
 /// The list of options from the first decision to the last. Each changes one block more than the options before it.
-fn one_by_one(prices: &[(Recompute, Decision)]) -> Vec<Recompute> {
+pub(super) fn one_by_one(prices: &[(Recompute, Decision)]) -> Vec<Recompute> {
     let mut all = vec![prices[0].0.clone()];
     for pair in prices.windows(2) {
         let [(from, before), (to, after)] = pair else { continue };

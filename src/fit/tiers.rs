@@ -7,6 +7,7 @@
 //! value by value.
 
 use super::measure::Tried;
+use super::recompute::one_by_one;
 use super::{Candidate, Conditions, Fit, Peaks, Search, costs};
 use crate::config::memory::Budget;
 use crate::failure::Failure;
@@ -16,6 +17,7 @@ use passes::Transform;
 use passes::offload::{Classes, Offload};
 use passes::recompute::Recompute;
 use program::UpdateTime;
+use std::collections::BTreeMap;
 
 /// The most programs with which a choice of values is improved.
 const TRIES: usize = 4;
@@ -23,22 +25,25 @@ const TRIES: usize = 4;
 /// A budget is used well enough if at most one part in `NEAR` of it is unused.
 const NEAR: u64 = 64;
 
-/// A candidate with its costs before it is lowered.
-struct Priced {
-    candidate: Candidate,
-    /// The predicted picoseconds of its step.
-    picoseconds: u64,
-    /// Bytes of the device that every program of the candidate needs: states that stay, values that live through the whole step, and
-    /// gradients that wait for the update.
-    least: u64,
-}
+/// The turn of a candidate: whether its updates are early, its predicted picoseconds, and its number among those of equal time. A candidate
+/// that stands for others has no first number, and comes before them.
+type Turn = (bool, u64, Option<usize>, usize);
+
+/// Candidates by their turns. Each has the bytes of the device that all its programs need; without them, it stands for all candidates that
+/// differ from it in the values that leave the device, none of which takes less time.
+type Waiting = BTreeMap<Turn, (Candidate, Option<u64>)>;
 
 impl Search<'_> {
     /// Finds the first candidate that fits, and improves it value by value.
     pub(super) fn over_tiers(&mut self) -> Result<Fit, Failure> {
         let mut smallest: Option<Tried> = None;
         let (mut failed, mut least): (Vec<Candidate>, u64) = (vec![], u64::MAX);
-        for Priced { candidate, least: own, .. } in self.candidates()? {
+        let mut waiting = self.candidates_on_device()?;
+        while let Some(((.., number), (candidate, own))) = waiting.pop_first() {
+            let Some(own) = own else {
+                waiting.extend(self.candidates_off_device(&candidate, number)?);
+                continue;
+            };
             if own > self.device_budget() || failed.iter().any(|failed| candidate.takes_as_much(failed)) {
                 least = least.min(own);
                 continue;
@@ -58,41 +63,41 @@ impl Search<'_> {
         Err(self.no_program_fits(smallest, least).into())
     }
 
-    /// All candidates, by rising time.
-    fn candidates(&mut self) -> Result<Vec<Priced>, Failure> {
-        let mut all = vec![];
+    /// The candidates of which no value leaves the device, each in place of those with its recomputation and its forms.
+    fn candidates_on_device(&mut self) -> Result<Waiting, Failure> {
+        let mut all = Waiting::new();
         let forms = self.forms()?;
         for recompute in [None].into_iter().chain(self.prices(true).into_iter().map(Some)) {
             for compress in forms.iter().cloned().map(Some).chain([None]) {
-                for classes in self.class_sets() {
-                    let is_tried = |options: &Recompute| self.prices(classes.activations).contains(options);
-                    if !recompute.as_ref().is_none_or(is_tried) {
-                        continue;
-                    }
-                    let offload = Offload { classes, ..self.tiers.offload.clone() };
-                    let offload = Some(offload).filter(|_| classes != Classes::NONE);
-                    let (recompute, compress) = (recompute.clone(), compress.clone());
-                    let candidate = Candidate { recompute, compress, offload, ..self.unchanged() };
-                    all.extend(self.priced(&candidate)?);
+                let candidate = Candidate { recompute: recompute.clone(), compress, ..self.unchanged() };
+                let made = self.measure.made(&candidate)?;
+                if candidate.compress.is_none() || made.is_compressed() {
+                    all.insert((false, made.picoseconds, None, all.len()), (candidate, None));
                 }
             }
         }
-        all.sort_by_key(|priced| (priced.candidate.update == UpdateTime::Early, priced.picoseconds));
         Ok(all)
     }
 
-    /// A candidate at each possible time of updates. None, if no activation has the candidate's forms.
-    fn priced(&mut self, candidate: &Candidate) -> Result<Vec<Priced>, Failure> {
-        let made = self.measure.made(candidate)?;
-        if candidate.compress.is_some() && !made.is_compressed() {
-            return Ok(vec![]);
+    /// The candidates for which one stands, which has this number.
+    fn candidates_off_device(&mut self, standing: &Candidate, number: usize) -> Result<Waiting, Failure> {
+        let mut all = Waiting::new();
+        for classes in self.class_sets() {
+            let is_tried = |options: &Recompute| self.prices(classes.activations).contains(options);
+            if !standing.recompute.as_ref().is_none_or(is_tried) {
+                continue;
+            }
+            let offload = Offload { classes, ..self.tiers.offload.clone() };
+            let offload = Some(offload).filter(|_| classes != Classes::NONE);
+            let candidate = Candidate { offload, ..standing.clone() };
+            let made = self.measure.made(&candidate)?;
+            for update in self.update_times() {
+                let turn = (update == UpdateTime::Early, made.picoseconds, Some(number), all.len());
+                let least = costs::least_of_device(&made.step, update);
+                all.insert(turn, (Candidate { update, ..candidate.clone() }, Some(least)));
+            }
         }
-        let priced = |update| Priced {
-            candidate: Candidate { update, ..candidate.clone() },
-            picoseconds: made.picoseconds,
-            least: costs::least_of_device(&made.step, update),
-        };
-        Ok(self.update_times().into_iter().map(priced).collect())
+        Ok(all)
     }
 
     /// The prices of kept bytes that are tried first, in ascending order; none if the flags decide the recomputation. The price of copies
@@ -171,7 +176,8 @@ impl Search<'_> {
         self.within_host(most)
     }
 
-    /// A candidate that repeats as little as fits. The search goes block by block, between the candidate's price and the next lower price.
+    /// A candidate that repeats as little as fits. The search goes block by block, between the candidate's price and the next lower price,
+    /// which does not fit. It ends early, since an activation that is not repeated may be copied instead, which may take longer.
     fn less_repeated(&mut self, found: Tried) -> Result<Tried, Failure> {
         let Some(highest) = found.candidate.recompute.clone().filter(|_| self.fits(&found)) else {
             return Ok(found);
@@ -179,10 +185,22 @@ impl Search<'_> {
         let may_leave = found.candidate.offload.as_ref().is_some_and(|offload| offload.classes.activations);
         let lower = self.prices(may_leave).into_iter().rfind(|options| options.price < highest.price);
         let lowest = lower.unwrap_or(Recompute { price: 0, ..highest.clone() });
-        let prices = self.measure.choices().prices(&lowest, &highest);
-        let fitting = self.repeating(&found.candidate, &highest)?;
-        let least = self.first_that_fits(&found.candidate, &prices, Some(fitting))?;
-        Ok(least.map_or(found, |(tried, _)| tried))
+        let options = one_by_one(&self.measure.choices().prices(&lowest, &highest));
+        let (mut below, mut above, mut found) = (0, options.len() - 1, found);
+        for _ in 0..TRIES {
+            if above <= below + 1 {
+                break;
+            }
+            let middle = below + (above - below) / 2;
+            let recompute = Some(options[middle].clone());
+            let tried = self.measure.tried(&Candidate { recompute, ..found.candidate.clone() })?;
+            if self.fits(&tried) {
+                (above, found) = (middle, tried);
+            } else {
+                below = middle;
+            }
+        }
+        Ok(found)
     }
 
     /// A candidate with as many bytes on the device as fit. `stay` keeps that number of bytes on the device; it returns `false` if no value

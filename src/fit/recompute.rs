@@ -13,7 +13,7 @@ use super::{Candidate, Conditions};
 use crate::compilation::Compilation;
 use crate::config::memory::Budget;
 use crate::failure::Failure;
-use crate::inspection::units::bytes;
+use crate::units::bytes;
 use ir::analysis::liveness;
 use ir::analysis::memory_plan::{Buffer, busiest};
 use ir::machine::Device;

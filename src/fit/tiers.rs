@@ -12,7 +12,7 @@ use super::{Candidate, Conditions, Fit, Peaks, costs};
 use crate::compilation::Compilation;
 use crate::config::memory::{Budget, Budgets, Tiers};
 use crate::failure::Failure;
-use crate::inspection::units::bytes;
+use crate::units::bytes;
 use ir::{Diagnostic, Module};
 use passes::compress_activations::CompressActivations;
 use passes::offload::{Classes, Offload};

@@ -1,21 +1,26 @@
 //! The message that a user gets when the program cannot do what was asked.
 
 use crate::visible;
+use serde::Serialize;
 use std::fmt;
+use std::path::Path;
 
 /// A user's mistake or a limit: the fault, its place, and a remedy.
 ///
 /// Each part is shown as one line. Hidden characters, which the names in a hostile file may contain, are escaped when it is shown
 /// (see [`visible()`]).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Diagnostic {
     /// The fault, with the numbers.
     pub message: String,
     /// The place of the fault: file, node with its operator and opset.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub origin: Option<String>,
     /// Reasons and remedies, one in each note.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
     /// Whether the fault may disappear without a change of the command, such as a full disk or a lost process.
+    #[serde(skip)]
     pub is_passing: bool,
 }
 
@@ -35,6 +40,12 @@ impl Diagnostic {
     pub fn at(mut self, origin: impl Into<String>) -> Self {
         self.origin = Some(origin.into());
         self
+    }
+
+    /// Puts a file before the place of the fault.
+    pub fn in_file(self, file: &Path) -> Self {
+        let place = self.origin.as_ref().map(|place| format!(", {place}")).unwrap_or_default();
+        self.at(format!("{}{place}", file.display()))
     }
 
     /// Makes a diagnostic of several lines of text, such as a compiler's: the first line is the message, each other line a note.

@@ -5,8 +5,8 @@ mod trail;
 use crate::failure::Failure;
 use crate::fit::stages::{Attempt, fit};
 use crate::lowering::{self, Lowering};
+pub use crate::manager::run;
 use crate::pipeline::CompilationPlan;
-use anyhow::anyhow;
 use ir::analysis::indices::{Outside, of_inputs};
 use ir::{Diagnostic, Module, ScalarPart, StepOutput, View};
 use onnx::{ImportOptions, Imported, Model, StateDict};
@@ -364,28 +364,7 @@ pub fn open_asking(path: &Path, untied: bool, train_also: &[String]) -> Result<M
     Ok(model)
 }
 
-/// Runs a pipeline. A user's mistake stays a user's mistake; a program that the verifier refuses is a fault of the compiler.
-pub fn run(
-    manager: &Manager,
-    pipeline: &Pipeline,
-    module: &mut Module,
-    cx: &mut PassContext,
-    mut after: impl FnMut(usize, &str, &Module),
-) -> Result<Vec<Timing>, Failure> {
-    manager.run(pipeline, module, cx, |i, pass, module| after(i, pass.name(), module)).map_err(|failure| {
-        if failure.fault { Failure::Fault(anyhow!(failure)) } else { Failure::User(failure.diagnostics) }
-    })
-}
-
-/// Puts the file's name before the origin of each diagnostic.
-fn in_file(path: &Path, diagnostics: Vec<Diagnostic>) -> Vec<Diagnostic> {
-    let file = path.display();
-    let with_file = |mut diagnostic: Diagnostic| {
-        diagnostic.origin = Some(match diagnostic.origin {
-            Some(origin) => format!("{file}, {origin}"),
-            None => file.to_string(),
-        });
-        diagnostic
-    };
-    diagnostics.into_iter().map(with_file).collect()
+/// Puts the file before the place of each fault.
+fn in_file(path: &Path, faults: Vec<Diagnostic>) -> Vec<Diagnostic> {
+    faults.into_iter().map(|fault| fault.in_file(path)).collect()
 }

@@ -40,7 +40,8 @@ pub fn open(job: &Job) -> Result<Model, Failure> {
 /// # Errors
 /// Flags that contradict each other or the file.
 pub fn sizes_of(job: &Job, model: &Model) -> Result<BTreeMap<String, u64>, Diagnostic> {
-    sizes::bindings(model, &job.flags.shapes, job.data_ranks())
+    let shapes = &job.flags.shapes;
+    sizes::bindings(model, shapes.bindings(), (shapes.microbatch, shapes.seq), job.data_ranks())
 }
 
 /// Opens and imports the model of a job. All its dims must have sizes.
@@ -208,7 +209,11 @@ impl Step<'_> {
             Programs::lower_by(&mut lowering, compilation, microbatches, target, multiprocessors)?;
         let short =
             job.short_evaluation.map(|samples| self.evaluation_of(job, samples).map_err(Failure::from));
-        let left_out = match short.map(|short| programs.add(&mut lowering, short?)).transpose() {
+        let added = short.map(|short| {
+            let ShortEvaluation { compilation, shares, .. } = short?;
+            programs.add(&mut lowering, compilation.evaluation, shares)
+        });
+        let left_out = match added.transpose() {
             Ok(_) => None,
             Err(Failure::User(reasons)) => reasons.into_iter().next(),
             Err(fault) => return Err(fault),

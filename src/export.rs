@@ -1,4 +1,4 @@
-//! Export: trained values back into the model's file, and into a file of weights alone.
+//! Export: writes trained values into the model's file, and into a file of weights alone.
 //!
 //! `model.onnx` is the graph that was read, with its names, and with new bytes in the tensors that became states. A tensor that the program
 //! reads transposed, in slices or in another shape is put together in the layout of the file. The graph is in inference form. A model that
@@ -7,54 +7,25 @@
 //! file is left half written.
 
 mod mixture;
-pub(crate) mod put_back;
 mod weights;
 
 use crate::compilation::{Compilation, Source};
+use crate::output::EXPORTED;
+use crate::state_dict::put_back::put_back;
 use bytes::Bytes;
-use checkpoint::{Checkpoint, StateBytes};
 use files::Spill;
-use ir::{Diagnostic, Module, visible};
+use ir::{Diagnostic, visible};
 use onnx::{Model, Tensor, TensorSource, WriteError};
 use passes::reports::{ParameterReport, RowRole};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A source of the trained values.
-pub trait TrainedStates {
-    /// The value of the state of that name (little endian, row-major); `None` if there is none.
-    ///
-    /// # Errors
-    /// It cannot be read.
-    fn value(&self, state: &str) -> Result<Option<Bytes>, Diagnostic>;
-}
-
-impl TrainedStates for StateBytes {
-    fn value(&self, state: &str) -> Result<Option<Bytes>, Diagnostic> {
-        Ok(self.get(state).cloned())
-    }
-}
-
-/// The states of a program in a checkpoint, which are read one after the other.
-pub struct SavedStates<'a> {
-    /// The checkpoint.
-    pub checkpoint: Checkpoint,
-    /// The program.
-    pub module: &'a Module,
-}
-
-impl TrainedStates for SavedStates<'_> {
-    fn value(&self, state: &str) -> Result<Option<Bytes>, Diagnostic> {
-        Ok(self.checkpoint.value(self.module, state)?)
-    }
-}
+/// A source of the trained values: the value of the state of a name (little endian, row-major), or `None` if there is no such state. Values
+/// of a checkpoint are read one after the other.
+pub type TrainedStates<'s> = &'s dyn Fn(&str) -> Result<Option<Bytes>, Diagnostic>;
 
 /// Whole tensors of the file by their names: little endian, row-major, in the file's element type.
 pub type FileTensors = BTreeMap<String, Bytes>;
-
-/// The names of the files that [`export`] may write.
-pub const FILES: [&str; 5] =
-    ["model.onnx", "model.onnx.data", "model-training.onnx", "model-training.onnx.data", "model.safetensors"];
 
 /// The files that were written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,7 +88,7 @@ impl Exported {
 pub fn export(
     source: &Source,
     compilation: &Compilation,
-    states: &dyn TrainedStates,
+    states: TrainedStates,
     folder: &Path,
 ) -> Result<Exported, Vec<Diagnostic>> {
     let model = &source.model;
@@ -201,7 +172,7 @@ fn reserved_name(source: &Source, compilation: &Compilation) -> Option<Diagnosti
 
 /// Refuses, before a run is resumed in a folder, a folder in which subfolders have the names of files that [`export`] writes.
 pub fn check_folder(folder: &Path) -> Result<(), Vec<Diagnostic>> {
-    let taken = FILES.iter().map(|name| folder.join(name)).filter(|path| path.is_dir());
+    let taken = EXPORTED.iter().map(|name| folder.join(name)).filter(|path| path.is_dir());
     let problem = |path: PathBuf| {
         Diagnostic::new(format!("{} cannot be written: it is a folder", path.display()))
             .note("move the folder away, or give another output folder: -o ANOTHER_DIR")
@@ -218,7 +189,7 @@ pub fn check_folder(folder: &Path) -> Result<(), Vec<Diagnostic>> {
 fn tensors(
     model: &Model,
     compilation: &Compilation,
-    states: &dyn TrainedStates,
+    states: TrainedStates,
     spill: &mut Spill,
 ) -> Result<FileTensors, Vec<Diagnostic>> {
     let in_file = by_name(model);
@@ -236,11 +207,8 @@ fn tensors(
 
 /// The tensors that have states. Frozen ones are among them: `--init` and `--weights` change them too.
 fn exported(compilation: &Compilation) -> impl Iterator<Item = &ParameterReport> {
-    compilation
-        .reports
-        .parameters
-        .iter()
-        .filter(|report| report.role != RowRole::Constant && !report.states.is_empty())
+    let reports = compilation.reports.parameters.iter();
+    reports.filter(|report| report.role != RowRole::Constant && !report.states.is_empty())
 }
 
 fn by_name(model: &Model) -> BTreeMap<&str, &Tensor> {
@@ -251,18 +219,18 @@ fn by_name(model: &Model) -> BTreeMap<&str, &Tensor> {
 fn whole(
     report: &ParameterReport,
     original: Option<&Bytes>,
-    states: &dyn TrainedStates,
+    states: TrainedStates,
 ) -> Result<Bytes, Diagnostic> {
     let tensor = &report.data;
     let sizes = report.ty.sizes().ok_or_else(|| Diagnostic::new(format!("`{tensor}` has unbound dims")))?;
     let mut bytes = original.cloned();
     for part in &report.states {
         let state = &part.state;
-        let value = states.value(state)?.ok_or_else(|| {
+        let value = states(state)?.ok_or_else(|| {
             Diagnostic::new(format!("state `{state}` of the tensor `{tensor}` has no value"))
         })?;
         let length = value.len();
-        let put = put_back::put_back(&part.view, &sizes, report.ty.dtype, bytes.as_ref(), value);
+        let put = put_back(&part.view, &sizes, report.ty.dtype, bytes.as_ref(), value);
         bytes = Some(put.ok_or_else(|| {
             let view = ir::text::view_text(&part.view);
             let message = format!(
@@ -277,15 +245,7 @@ fn whole(
 
 fn told(error: WriteError) -> Vec<Diagnostic> {
     match error {
-        WriteError::Tensors(problems) => problems
-            .into_iter()
-            .map(|problem| Diagnostic {
-                message: problem.message,
-                origin: problem.origin,
-                notes: problem.notes,
-                is_passing: false,
-            })
-            .collect(),
+        WriteError::Tensors(problems) => problems,
         WriteError::Io { ref source, .. } => {
             let is_passing = files::disk::is_passing(source);
             vec![Diagnostic::new(error.to_string()).passing_if(is_passing)]

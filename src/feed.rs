@@ -1,7 +1,7 @@
 //! The facts about a program that the loader needs: its inputs, its labels, and the tables that token ids index.
 
-use crate::compilation;
 use crate::failure::Failure;
+use crate::manager;
 use data::{InputSpec, LabelSpec, ModelSpec, Unfillable};
 use ir::ops::elementwise::Compare;
 use ir::{
@@ -12,36 +12,31 @@ use passes::bind::where_samples_meet;
 use passes::causality::is_causal;
 use passes::evaluation::{self, Evaluation};
 use passes::keep::Keep;
-use passes::{Manager, PassContext, Pipeline};
 
-/// The inputs and labels of a program that has its loss. Errors: dims that are not bound.
+/// Returns the inputs and labels of a program that has its loss.
+///
+/// # Errors
+/// Dims that are not bound.
 pub fn model_spec(module: &Module) -> Result<ModelSpec, Diagnostic> {
     let label = label(module)?;
-    let mut inputs = Vec::new();
-    for input in &module.inputs {
-        if label.as_ref().is_some_and(|label| label.name == input.name) {
-            continue;
-        }
-        inputs.push(InputSpec {
+    let is_label = |name: &str| label.as_ref().is_some_and(|label| label.name == name);
+    let inputs = module.inputs.iter().filter(|input| !is_label(&input.name)).map(|input| {
+        Ok(InputSpec {
             name: input.name.clone(),
             dtype: module.ty(input.value).dtype,
             dims: sizes(module, input.value, &input.name)?,
             batched: input.batched,
             vocabulary: vocabulary(module, input.value),
-        });
-    }
+        })
+    });
+    let inputs = inputs.collect::<Result<_, Diagnostic>>()?;
     Ok(ModelSpec { inputs, label, ..ModelSpec::default() })
 }
 
 /// The reason why a short batch of a program that has its loss cannot be filled up with samples whose `labels` are ignored.
 pub fn unfillable(module: &Module, labels: &str) -> Result<Unfillable, Failure> {
-    let made_by = |pipeline: Pipeline| {
-        let (mut module, mut cx) = (module.clone(), PassContext::default());
-        compilation::run(&Manager::default(), &pipeline, &mut module, &mut cx, |_, _, _| {})?;
-        Ok::<_, Failure>(module)
-    };
-    let training = made_by(Keep { outputs: evaluation::outputs(module) }.into())?;
-    let evaluation = made_by(Evaluation.into())?;
+    let training = manager::rewritten(module.clone(), Keep { outputs: evaluation::outputs(module) })?;
+    let evaluation = manager::rewritten(module.clone(), Evaluation)?;
     Ok(Unfillable { training: counts_fill(&training, labels), evaluation: counts_fill(&evaluation, labels) })
 }
 

@@ -103,17 +103,14 @@ const RAYON_THREADS: [&str; 2] = ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"];
 /// # Errors
 /// The variable, its value and the largest number that is taken.
 pub fn check_environment() -> Result<(), Diagnostic> {
-    RAYON_THREADS.iter().try_for_each(|name| threads_in_variable(name, std::env::var(name).ok().as_deref()))
-}
-
-fn threads_in_variable(name: &str, value: Option<&str>) -> Result<(), Diagnostic> {
-    match value.filter(|value| value.trim().parse::<u128>().is_ok_and(|count| count > MOST_THREADS.into())) {
-        None => Ok(()),
-        Some(value) => {
-            let message = format!("{name}={value} asks for more than {MOST_THREADS} threads");
-            Err(Diagnostic::new(message).note("unset the variable: the default is one thread per core"))
-        }
-    }
+    let asked = RAYON_THREADS.iter().filter_map(|name| Some((name, std::env::var(name).ok()?)));
+    let is_too_many =
+        |value: &str| value.trim().parse::<u128>().is_ok_and(|count| count > MOST_THREADS.into());
+    let mut refused = asked.filter(|(_, value)| is_too_many(value));
+    refused.next().map_or(Ok(()), |(name, value)| {
+        let message = format!("{name}={value} asks for more than {MOST_THREADS} threads");
+        Err(Diagnostic::new(message).note("unset the variable: the default is one thread per core"))
+    })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ static LOG: Mutex<Log> = Mutex::new(Log::Off);
 
 /// The destination of this process's text beside the terminal.
 enum Log {
-    /// None: the process is alone.
+    /// No destination, because the process is alone.
     Off,
     /// Memory, until the file is opened.
     Kept(String),
@@ -32,8 +32,8 @@ pub fn keep() {
     *log() = Log::Kept(String::new());
 }
 
-/// Adds a heading and everything that was kept to the end of a file, to which all further text goes. Its folder is made. A
-/// process that is alone has no log.
+/// Opens the log file, and creates its folder. A heading and the kept text are added to the end of the file, and all further text after them.
+/// Does nothing for a process that is alone.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -62,7 +62,7 @@ pub fn end(text: &str) {
     *log() = Log::Off;
 }
 
-/// Lines for the log alone; `None` of a process without a log.
+/// A writer of lines that only the log gets. `None` for a process without a log.
 pub fn lines() -> Option<Box<dyn Write + Send>> {
     match &*log() {
         Log::Off => None,

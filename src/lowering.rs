@@ -1,7 +1,7 @@
 //! From a module to the program that a device runs: the pass manager runs the rewrites of the target, and then `program` lowers the module.
 
-use crate::compilation;
 use crate::failure::Failure;
+use crate::manager;
 use ir::{Diagnostic, Module};
 use passes::{Manager, PassContext, Pipeline};
 use program::lower::LowerOptions;
@@ -35,7 +35,7 @@ impl<'a> Lowering<'a> {
         let mut pipeline = first;
         pipeline.passes.extend(rewrites(options.target)?.passes);
         self.cx.kernels = options.target.kernels();
-        compilation::run(self.manager, &pipeline, &mut module, &mut self.cx, |_, _, _| {})?;
+        manager::run(self.manager, &pipeline, &mut module, &mut self.cx, |_, _, _| {})?;
         let of = |rank: u32| {
             let states_of = states_of.and_then(|programs| programs.iter().nth(rank as usize));
             LowerOptions { states_of: states_of.map(|program| &**program), ..*options }

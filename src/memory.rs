@@ -1,6 +1,6 @@
 //! Whether this machine has the memory that the interpreter needs. The check comes before anything is allocated.
 
-use crate::inspection::units::bytes;
+use crate::units::bytes;
 use files::memory::available;
 use ir::interp::{self, LargestValue, StepMemory};
 use ir::{Diagnostic, Module};

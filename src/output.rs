@@ -8,7 +8,6 @@
 
 mod list;
 
-use crate::export;
 use crate::log::LOGS;
 use files::disk;
 use files::{FolderLock, LockError, Replacement};
@@ -20,22 +19,14 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 /// The names of a run's files. Other files in the folder belong to the user and stay.
-const CONTENTS: [&str; 14] = [
-    "program.ir",
-    "plan.json",
-    "config.toml",
-    "metrics.jsonl",
-    "checkpoints",
-    "model.onnx",
-    "model.onnx.data",
-    "model-training.onnx",
-    "model-training.onnx.data",
-    "model.safetensors",
-    "timeline.json",
-    PROFILE,
-    FLIGHT,
-    LOGS,
-];
+fn contents() -> impl Iterator<Item = &'static str> {
+    let before_export = ["program.ir", "plan.json", "config.toml", "metrics.jsonl", "checkpoints"];
+    before_export.into_iter().chain(EXPORTED).chain(["timeline.json", PROFILE, FLIGHT, LOGS])
+}
+
+/// The names of the files that an export may write.
+pub const EXPORTED: [&str; 5] =
+    ["model.onnx", "model.onnx.data", "model-training.onnx", "model-training.onnx.data", "model.safetensors"];
 
 /// The measured tasks of a pipeline.
 pub const PROFILE: &str = "profile.json";
@@ -85,7 +76,7 @@ impl Folder {
         if found.is_empty() {
             return Ok(());
         }
-        let listed = list::listed(&self.path, &CONTENTS);
+        let listed = list::listed(&self.path);
         let foreign: Vec<&str> = found.iter().copied().filter(|name| !listed.contains(*name)).collect();
         if !foreign.is_empty() {
             let (path, names) = (self.path.display(), foreign.join(", "));
@@ -125,7 +116,7 @@ impl Folder {
     /// Removes a file of a run, or its files in a folder, if a run has written them.
     pub fn remove(&self, name: &str) -> Result<(), Diagnostic> {
         let path = self.join(name);
-        if fs::symlink_metadata(&path).is_err() || !list::listed(&self.path, &CONTENTS).contains(name) {
+        if fs::symlink_metadata(&path).is_err() || !list::listed(&self.path).contains(name) {
             return Ok(());
         }
         list::remove(&path, name).map_err(|error| cannot("remove", &path, &error))
@@ -133,12 +124,12 @@ impl Folder {
 
     /// Notes that the run writes its metrics, checkpoints and logs into the folder, which is there.
     pub fn claim_training(&self) -> Result<(), Diagnostic> {
-        list::add(&self.path, &CONTENTS, &["metrics.jsonl", "checkpoints", FLIGHT, LOGS])
+        list::add(&self.path, &["metrics.jsonl", "checkpoints", FLIGHT, LOGS])
     }
 
     /// Notes that the run exports its model into the folder, which is there.
     pub fn claim_export(&self) -> Result<(), Diagnostic> {
-        list::add(&self.path, &CONTENTS, &export::FILES)
+        list::add(&self.path, &EXPORTED)
     }
 
     /// Locks the folder for this process, and creates it if `make` is set; `None` if it does not exist. Files that killed runs left half
@@ -218,7 +209,7 @@ impl Folder {
 
     fn found(&self) -> Vec<&'static str> {
         // A link that leads nowhere is there too.
-        CONTENTS.into_iter().filter(|name| fs::symlink_metadata(self.join(name)).is_ok()).collect()
+        contents().filter(|name| fs::symlink_metadata(self.join(name)).is_ok()).collect()
     }
 
     /// Writes files, all of them or none; the folder is created if it does not exist.
@@ -236,7 +227,7 @@ impl Folder {
             files.iter().map(|file| complete(file).map_err(|error| tell(file.0, error))).collect();
         let publish = |written: Vec<Replacement>| {
             let names: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
-            list::add(&self.path, &CONTENTS, &names)?;
+            list::add(&self.path, &names)?;
             let mut written = written.into_iter().zip(files);
             written.try_for_each(|(file, (name, _))| file.publish().map_err(|error| tell(name, error)))
         };

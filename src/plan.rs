@@ -1,18 +1,20 @@
 //! `plan.json`: the results of a compilation, for other programs to read.
 
 mod listing;
+mod shares;
 
 use crate::config::Settings;
 use crate::failure::Failure;
 use crate::fit::Peaks;
-use crate::inspection::Shares;
+use crate::sizes;
 use crate::training::{self, RunJob};
 use anyhow::Context;
-use passes::reports::RowRole;
+use passes::reports::{ParameterReport, RowRole};
 use program::UpdateTime;
 use serde::Serialize;
 
 pub use listing::MemoryPlan;
+pub use shares::{Share, Shares};
 
 /// The plan of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -40,7 +42,7 @@ pub struct RunPlan {
     pub program_hash: String,
     /// Memory of each device.
     pub memory: Memory,
-    /// Bytes of each kind of tensor, on the device and if there were one device alone. Only on a mesh.
+    /// The bytes of each kind of tensor on each device, and on one device alone. `None` without a mesh.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shares: Option<Shares>,
 }
@@ -48,7 +50,7 @@ pub struct RunPlan {
 /// Bytes that a device allocates.
 #[derive(Clone, Debug, Serialize)]
 pub struct Memory {
-    /// All of it.
+    /// The bytes of the arena and of all constants.
     pub peak: u64,
     /// States, in the arena.
     pub states: u64,
@@ -75,10 +77,9 @@ impl RunPlan {
         let RunJob { compilation, programs, .. } = jobs.last().context("a run has a job")?;
         let on_device = training::all_programs(jobs);
         let module = &compilation.training;
-        let batched = module.inputs.iter().find(|input| input.batched);
-        let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size());
         let trained = module.states.values().filter(|state| state.role == ir::Role::Parameter);
-        let is_parameter = |role: RowRole| role == RowRole::Parameter;
+        let is_parameter =
+            |report: &&ParameterReport| report.role == RowRole::Parameter && report.tied.is_none();
         let (training, evaluation) =
             (programs.training.largest().memory, programs.evaluation.largest().memory);
         let tiers = Peaks::of(programs);
@@ -89,15 +90,10 @@ impl RunPlan {
             model: module.name.clone(),
             pipeline: compilation.pipeline.to_string(),
             mesh: module.mesh.axes.values().map(|axis| (axis.name.clone(), axis.size)).collect(),
-            microbatch: batch.unwrap_or(1),
+            microbatch: sizes::batch(module).unwrap_or(1),
             microbatches,
             update: (compilation.update == UpdateTime::Early).then_some("early"),
-            parameters: compilation
-                .reports
-                .parameters
-                .iter()
-                .filter(|r| is_parameter(r.role) && r.tied.is_none())
-                .count(),
+            parameters: compilation.reports.parameters.iter().filter(is_parameter).count(),
             parameter_elements: trained.filter_map(|state| state.ty.numel()).sum(),
             program_hash: format!("{:016x}", programs.training.hash()),
             memory: Memory {

@@ -329,12 +329,6 @@ fn lost(error: CommError) -> Failure {
 /// The time that the drivers of GPUs have to shut down before the process is aborted.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Ends this process, even if its other threads hang.
-fn end_process(code: i32) -> ! {
-    abort_after(FAREWELL);
-    std::process::exit(code)
-}
-
 /// Aborts this process after a time, even if its threads hang until then.
 fn abort_after(time: Duration) {
     let abort = move || {
@@ -426,7 +420,8 @@ impl Transport {
             Self::Mpi(world) => world.abort(code.into()),
             Self::Star(star) => {
                 star.fail();
-                end_process(code.into())
+                abort_after(FAREWELL);
+                std::process::exit(code.into())
             }
         }
     }

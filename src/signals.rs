@@ -1,24 +1,18 @@
-//! Signals that would end the process where an error can be told, and a parent's end, which comes without a signal.
+//! Signals that would end the process before it can tell an error, and the end of the parent process, which sends no signal.
 
 /// Lets a write beyond the limit on file sizes (`ulimit -f`) fail with an error. Unless the signal that comes with it is
 /// ignored, it kills the process without a word.
-#[cfg(unix)]
 #[allow(unsafe_code)]
 pub fn ignore_file_size_limit() {
     // SAFETY: ignoring a signal installs no handler, so no code runs in it; nothing else in the process sets this signal.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Does nothing: other systems have no such signal.
-#[cfg(not(unix))]
-pub fn ignore_file_size_limit() {}
-
-/// Installs handlers of signals by `install`, and ignores those of SIGHUP and SIGINT again that the process was started to ignore, as
-/// `nohup` and a shell's `&` start it.
+/// Installs signal handlers by `install`, and then ignores SIGHUP and SIGINT again, if the process was started with them ignored, as `nohup` and
+/// a shell's `&` do.
 ///
 /// # Errors
-/// Those of `install`.
-#[cfg(unix)]
+/// As of `install`.
 #[allow(unsafe_code)]
 pub fn keeping_ignored<E>(install: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
     let is_ignored = |signal: &libc::c_int| {
@@ -36,18 +30,8 @@ pub fn keeping_ignored<E>(install: impl FnOnce() -> Result<(), E>) -> Result<(),
     Ok(())
 }
 
-/// Installs handlers of signals by `install`.
-///
-/// # Errors
-/// Those of `install`.
-#[cfg(not(unix))]
-pub fn keeping_ignored<E>(install: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
-    install()
-}
-
-/// Ends this process soon after its parent has ended, however that happened. Nothing is flushed or given back: what the
-/// process waits for may never come.
-#[cfg(unix)]
+/// Ends this process soon after its parent has ended. Nothing is flushed or released, because the process may wait for something that never
+/// comes.
 #[allow(unsafe_code)]
 pub fn end_with_parent() {
     const PERIOD: std::time::Duration = std::time::Duration::from_millis(200);
@@ -60,7 +44,3 @@ pub fn end_with_parent() {
         unsafe { libc::_exit(1) }
     });
 }
-
-/// Does nothing: other systems give no process another parent.
-#[cfg(not(unix))]
-pub fn end_with_parent() {}

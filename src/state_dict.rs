@@ -1,7 +1,8 @@
 //! The author's tensors: tensors of the author's module are put together from tensors of the model's file, and taken apart into them, as
 //! [`onnx::StateDict`] describes.
 
-use crate::export::put_back;
+pub(crate) mod put_back;
+
 use bytes::Bytes;
 use checkpoint::{Checkpoint, RawTensor, TensorFile, Weights, weights_of};
 use ir::{DType, Diagnostic, Module, State, Type, ViewStep};

@@ -4,18 +4,18 @@ mod opening;
 mod programs;
 
 pub use opening::{DataOfRun, open_data};
-pub(crate) use programs::lower_evaluation;
 pub use programs::{Programs, RunJob, all_programs, constants, lower_step, numbered, peak, step};
+pub(crate) use programs::{lower_evaluation, lower_step_on};
 
 use crate::compilation::{Compilation, Source};
 use crate::config::{DataSource, InputBinding, InputSource, ResumePlace, Settings, Tokenizer};
-use crate::export::SavedStates;
 use crate::failure::Failure;
 use crate::log;
 use crate::output::Folder;
 use crate::processes::Processes;
 use crate::state_dict::load_weights;
 use anyhow::Context;
+use bytes::Bytes;
 use checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
     check_weights, initial_states,
@@ -346,7 +346,10 @@ fn records(
 }
 
 /// The values of the states in a checkpoint of the run.
-pub fn states_of<'m>(compilation: &'m Compilation, path: &Path) -> Result<SavedStates<'m>, Failure> {
+pub fn states_of<'m>(
+    compilation: &'m Compilation,
+    path: &Path,
+) -> Result<impl Fn(&str) -> Result<Option<Bytes>, Diagnostic> + use<'m>, Failure> {
     let module = &compilation.training;
     let opened = Checkpoint::open(path).and_then(|checkpoint| {
         checkpoint.check_table(module)?;
@@ -354,7 +357,7 @@ pub fn states_of<'m>(compilation: &'m Compilation, path: &Path) -> Result<SavedS
     });
     let checkpoint =
         opened.with_context(|| format!("the checkpoint {} cannot be read back", path.display()))?;
-    Ok(SavedStates { checkpoint, module })
+    Ok(move |state: &str| Ok(checkpoint.value(module, state)?))
 }
 
 /// The files of the training samples.

@@ -1,10 +1,10 @@
-//! Verification: the compiled program's step against the untransformed program's.
+//! Verification: compares a step of the compiled program with a step of the untransformed program.
 //!
-//! The reference is the model through as few passes as possible ([`crate::pipeline::CompilationPlan::reference`]), in
-//! f64; it is given the set of parameters that the compiled program was found to have. Both start from the same
-//! weights, run one step on the same inputs ([`inputs`]), and are compared in the tensors of the file ([`layout`]),
-//! number by number ([`compare`]), and so are the evaluations ([`evaluation`]); [`rounding`] measures how far correct programs are apart. [`bisect`] finds the
-//! faulty pass; [`against`] takes the numbers from elsewhere.
+//! The reference is the model after as few passes as possible ([`crate::pipeline::CompilationPlan::reference`]), in f64. It trains the same
+//! tensors as the compiled program. Both programs start from the same weights, and run one step on the same inputs ([`inputs`]). Their results
+//! are converted to the tensors of the file ([`layout`]) and compared number by number ([`compare`]), and so are their evaluations
+//! ([`evaluation`]). [`rounding`] measures the differences between correct programs. [`bisect`] finds the faulty pass. [`against`] compares
+//! with the numbers of another program.
 
 pub mod against;
 pub mod assumptions;
@@ -29,7 +29,7 @@ use checkpoint::{StateBytes, check_weights, initial_states};
 use compare::Difference;
 use execute::{Execution, Machine, Tensors, finite_step, with_tensors};
 use ir::interp::{Missing, bytes_of};
-use ir::{Diagnostic, Module, Role, State, Tensor};
+use ir::{Diagnostic, Module, Role, Tensor};
 use layout::Layout;
 use passes::parameters::{ParameterSpec, specs};
 use passes::{Manager, Pipeline};
@@ -37,15 +37,15 @@ use passes::{Manager, Pipeline};
 /// A model compiled to be verified.
 #[derive(Clone, Debug)]
 pub struct Subject {
-    /// How it was compiled; gradients are kept.
+    /// The options of all passes. The step keeps its gradients.
     pub plan: CompilationPlan,
     /// The compiled programs.
     pub compilation: Compilation,
-    /// Where the states of the compiled program lie.
+    /// The places of the compiled program's states in the tensors of the file.
     pub layout: Layout,
     /// The states before step 0, by name.
     pub start: Tensors,
-    /// The same weights as tensors of the file, by name.
+    /// The weights before step 0 as tensors of the file, by name.
     pub tensors: Tensors,
 }
 
@@ -54,12 +54,12 @@ pub struct Subject {
 pub struct Tested<'a> {
     /// The program: a whole step.
     pub module: &'a Module,
-    /// Whether its states lie as the compiled program's do, or are whole tensors of the file.
+    /// Whether its states are those of the compiled program. Otherwise they are whole tensors of the file.
     pub cut: bool,
 }
 
 impl Subject {
-    /// Compiles a model, and keeps its gradients. `after` sees the program after each pass.
+    /// Compiles a model to a step that has gradients among its outputs. `after` sees the program after each pass.
     pub fn compile(
         source: &Source,
         mut plan: CompilationPlan,
@@ -70,8 +70,10 @@ impl Subject {
         source.compile(&plan, manager, after)
     }
 
-    /// A compiled program with its states before step 0: those `given`, else those of the file or of its initializers.
-    /// Errors: weights that are not here; a model too large to be run in f64.
+    /// A compiled program with its states before step 0: the `given` values, or else those of the file or of its initializers.
+    ///
+    /// # Errors
+    /// Missing weights; a model that is too large to be run in f64.
     pub fn new(
         mut plan: CompilationPlan,
         compilation: Compilation,
@@ -97,12 +99,11 @@ impl Subject {
         };
         if plan.reference_has_states() {
             // States of experts are no tensors of the file, and other states are parts of one.
-            tensors.extend(without_padding(&start, &layout)?);
-            let kept = module.states.values().filter(|state| state.role == Role::Compression);
-            tensors.extend(
-                kept.filter_map(|state| start.get_key_value(&state.name))
-                    .map(|(k, v)| (k.clone(), v.clone())),
-            );
+            for tensor in &layout.tensors {
+                let whole = tensor.assemble("", &start)?;
+                tensors.extend(whole.map(|whole| (tensor.name.clone(), whole)));
+            }
+            tensors.extend(of_roles(module, &start, |role| role == Role::Compression));
         }
         plan.delays = layout.delays(module);
         let read = |name: &str| {
@@ -114,17 +115,17 @@ impl Subject {
         Ok(Self { plan, compilation, layout, start, tensors })
     }
 
-    /// The tensors that are trained, as the reference takes them.
+    /// The trained tensors, as options of the reference.
     pub fn specs(&self) -> Vec<ParameterSpec> {
         specs(&self.compilation.reports.parameters)
     }
 
-    /// The untransformed program, with the same weights.
+    /// The untransformed program, with the weights of the subject.
     pub fn reference(&self, source: &Source) -> Result<Module, Failure> {
         self.reference_by(source, &self.plan.reference(self.specs()))
     }
 
-    /// The program that other passes make, such as those for another batch, with the same weights.
+    /// The program that other passes make, such as those for another batch, with the weights of the subject.
     pub fn reference_by(&self, source: &Source, pipeline: &Pipeline) -> Result<Module, Failure> {
         Ok(with_tensors(source.run(pipeline)?, &self.tensors))
     }
@@ -163,30 +164,21 @@ impl Subject {
     }
 }
 
-/// The states of a layout as they are before they are padded.
-fn without_padding(states: &Tensors, layout: &Layout) -> Result<Tensors, Diagnostic> {
-    let mut tensors = Tensors::new();
-    for tensor in &layout.tensors {
-        if let Some(whole) = tensor.assemble("", states)? {
-            tensors.insert(tensor.name.clone(), whole);
-        }
-    }
-    Ok(tensors)
-}
-
-/// The states that are neither trained nor the optimizer's, nor errors whose addends lie on other devices: running statistics, counts of samples and steps.
+/// The running statistics, and the counts of samples and steps: the states that are neither trained nor the optimizer's, nor earlier versions,
+/// nor the errors of compressed gradients.
 fn other_states(module: &Module, states: &Tensors) -> Tensors {
-    let is_other = |state: &&State| {
-        !matches!(
-            state.role,
-            Role::Parameter | Role::Optimizer | Role::Scaler | Role::Version | Role::Compression
-        )
-    };
-    let others = module.states.values().filter(is_other);
-    others.filter_map(|state| Some((state.name.clone(), states.get(&state.name)?.clone()))).collect()
+    of_roles(module, states, |role| {
+        !matches!(role, Role::Parameter | Role::Optimizer | Role::Scaler | Role::Version | Role::Compression)
+    })
 }
 
-/// Refuses a model whose states do not fit this machine's memory in f64, twice over.
+/// The values of the states of some roles.
+fn of_roles(module: &Module, values: &Tensors, is_wanted: impl Fn(Role) -> bool) -> Tensors {
+    let states = module.states.values().filter(|state| is_wanted(state.role));
+    states.filter_map(|state| Some((state.name.clone(), values.get(&state.name)?.clone()))).collect()
+}
+
+/// Refuses a model if the states of two programs in f64 do not fit into this machine's memory.
 fn check_memory(module: &Module) -> Result<(), Diagnostic> {
     let states = module.states.values().map(|state| bytes_of(&state.ty)).fold(0, u64::saturating_add);
     memory::check_tensors(

@@ -36,7 +36,9 @@ pub fn train(
     let Command::Compile(compile) = cli.command else { panic!("not a compile") };
     let settings = &compile.settings;
     let model = open(&compile.model)?;
-    let sizes = sizes::bindings(&model, &settings.compile.shapes, settings.compile.parallel.data_ranks())?;
+    let (shapes, parallel) = (&settings.compile.shapes, &settings.compile.parallel);
+    let sizes =
+        sizes::bindings(&model, shapes.bindings(), (shapes.microbatch, shapes.seq), parallel.data_ranks())?;
     let source = Source::import(&compile.model, model, &sizes)?;
     let mut passes =
         CompilationPlan::new(sizes::left_to_passes(&source.model, sizes), &settings.compile, STEPS);

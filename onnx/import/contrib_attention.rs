@@ -119,7 +119,7 @@ fn projected(cx: &mut Context, call: &Call, count: u64) -> Result<Heads, Problem
     let ndim = |cx: &Context, x: ValueId| cx.ty(x).ndim();
     let packed = ndim(cx, q) == 5 || k.is_some_and(|k| ndim(cx, k) > 3);
     ensure!(!packed || bias.is_none(), "a bias on packed or split heads is not supported");
-    let unpacked = |cx: &mut Context, x: ValueId, which: u64| {
+    let unpacked = |cx: &mut Context, x: ValueId, which: u64| -> Result<ValueId, Problem> {
         let [_, _, heads, _, _]: [Dim; 5] = dims(cx, "packed heads", x)?;
         ensure!(
             heads.size() == Some(count),

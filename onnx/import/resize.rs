@@ -5,7 +5,7 @@ use super::arithmetic::Built;
 use super::call::Call;
 use super::context::{Context, Entry, Outputs, Problem, one};
 use super::resampling::{Coordinates, Filter, Nearest, Resampling, Weighted};
-use ir::ops::elementwise::{Binary, Select};
+use ir::ops::elementwise::Select;
 use ir::ops::indexing::Gather;
 use ir::{DType, Dim, Tensor, ValueId, ensure};
 
@@ -171,6 +171,7 @@ fn along(cx: &mut Context, vector: ValueId, ndim: usize, dim: u32) -> Built {
 mod tests {
     use super::*;
     use crate::{Attribute, Node};
+    use ir::ops::elementwise::Binary;
     use ir::ops::shape::Concat;
     use ir::{Builder, Module, Type};
     use std::collections::BTreeMap;

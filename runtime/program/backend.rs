@@ -8,6 +8,7 @@ use crate::contraction::ContractionPlan;
 use crate::kernel_contract::{KernelContract, Unplaced};
 use crate::{Exchange, Program};
 use ir::{DType, Diagnostic, Kernels, Op, Tier};
+use serde::Serialize;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -88,7 +89,7 @@ pub trait Backend: Sync {
 }
 
 /// Instructions of one kind that a library does not run, for one reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Declined {
     /// The kind: `attention`, `gradient of attention` or `convolution`.
     pub kind: &'static str,

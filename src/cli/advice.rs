@@ -22,9 +22,9 @@ use crate::config::{RecomputeChoice, Settings};
 use crate::failure::Failure;
 use crate::fit::Peaks;
 use crate::hardware::Chosen;
-use crate::inspection::units::bytes;
-use crate::inspection::{PipelineFacts, milliseconds};
+use crate::inspection::PipelineFacts;
 use crate::training::RunJob;
+use crate::units::{bytes, milliseconds};
 
 /// The commands that are shown.
 const ROWS: usize = 10;

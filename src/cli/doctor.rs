@@ -86,18 +86,12 @@ impl Doctor {
         let probe = probe(&folders);
         let facts = facts(&folders, &probe)?;
         self.write.iter().try_for_each(|path| description::write(path, &probe))?;
-        let checked = if self.check { Some(self.checks(&folders, &probe)) } else { None };
-        let (checks, missing) = match checked {
-            Some(Ok(checks)) => (Some(checks), None),
-            Some(Err(error)) => (None, Some(error)),
-            None => (None, None),
-        };
+        let checked = self.check.then(|| self.checks(&folders, &probe)).transpose();
+        let (checks, missing) = checked.map_or_else(|error| (None, Some(error)), |checks| (checks, None));
         let passed = checks.iter().flatten().all(|check| check.passed);
         report::write_out(&self.written(&Report { facts, checks })?)?;
-        match missing {
-            Some(error) => Err(error.into()),
-            None => Ok(if passed { Outcome::Done } else { Outcome::Difference }),
-        }
+        let outcome = if passed { Outcome::Done } else { Outcome::Difference };
+        missing.map_or(Ok(outcome), |error| Err(error.into()))
     }
 
     fn checks(&self, folders: &Folders, probe: &Probe) -> Result<Vec<Check>, Diagnostic> {

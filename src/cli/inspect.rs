@@ -1,14 +1,16 @@
-//! `trainyard inspect`: what is inside a model or an output folder.
+//! `trainyard inspect`: the facts about a model or an output folder.
 
 mod written;
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use ir::Diagnostic;
 use ir::machine::{Machine, Preset};
+use ir::{Diagnostic, Module};
 use onnx::program::Header;
 use onnx::proto::ModelProto;
+use serde::Serialize;
 
 use super::report::{self, Outcome};
 use crate::compilation::Source;
@@ -98,7 +100,7 @@ pub struct Inspect {
     pub look: Look,
 }
 
-/// How `inspect` writes.
+/// The format of the output.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     /// For people
@@ -117,24 +119,27 @@ pub enum Format {
     Onnx,
 }
 
-/// The length of the run that a schedule without one of its own is shown for: nothing else depends on it.
+/// The facts that can be drawn: a predicted step, a pipeline, and the tasks of a pipeline that a run has measured.
+type Drawn<'a> = (Option<&'a PredictionFacts>, Option<&'a PipelineFacts>, Option<&'a MeasuredPipeline>);
+
+/// The length of the run for which a schedule without a length of its own is shown. Nothing else depends on it.
 const SHOWN_STEPS: u64 = 1000;
 
-/// What `inspect` says.
+/// The output of `inspect`.
 #[derive(Clone, Debug, Default)]
 pub struct Output {
-    /// What was found, for standard output.
+    /// The text for standard output.
     pub text: String,
     /// The program as a model, with --format onnx.
     pub model: Option<Box<ModelProto>>,
     /// The memory plan, with --memory-plan.
     pub memory_plan: Option<Box<MemoryPlan>>,
-    /// Why the model cannot be imported or trained, all of it; empty if it can.
+    /// All reasons why the model cannot be imported or trained.
     pub reasons: Vec<Diagnostic>,
 }
 
 impl Inspect {
-    /// Runs `inspect`: what was found goes to standard output.
+    /// Runs `inspect`, and writes its output.
     ///
     /// # Errors
     /// As [`Inspect::output`]; the reasons why a model cannot be imported or trained.
@@ -147,7 +152,7 @@ impl Inspect {
         if output.reasons.is_empty() { Ok(Outcome::Done) } else { Err(output.reasons.into()) }
     }
 
-    /// Refuses files for the answer that are inputs: a model, whose files are in use, or those of the folder that was asked about.
+    /// Refuses to write the output over an input: a model, whose files are in use, or a file of the folder in question.
     fn check_targets(&self) -> Result<(), Diagnostic> {
         let mut reads = vec![self.subject.clone()];
         if self.subject.is_dir() {
@@ -158,7 +163,7 @@ impl Inspect {
         targets.try_for_each(|(flag, path)| Folder::check_target(flag, path, &reads))
     }
 
-    /// What is inside the model or folder, in the format asked for.
+    /// Returns the facts about the model or folder, in the format asked for.
     ///
     /// # Errors
     /// A file that cannot be loaded, flags that contradict each other, names that do not exist.
@@ -194,37 +199,51 @@ impl Inspect {
         }
         let mut found = Inspection::of(model, &question)?;
         let memory_plan = found.memory_plan.take().map(Box::new);
-        let text = match (self.why.is_empty(), self.format) {
-            (true, Format::Text) => found.to_string(),
-            (true, Format::Json) => report::json(&found)?,
-            (true, Format::Dot) => found.module().map(dot).unwrap_or_default(),
-            (true, Format::Perfetto) => {
-                self.timeline(found.prediction.as_ref(), found.pipeline.as_ref(), None)?
-            }
-            (true, Format::Html) => self.page(found.pipeline.as_ref())?,
-            (true, Format::Onnx) => {
-                let output =
-                    found.module().map(|program| Output::of_program(program, &header)).transpose()?;
-                let reasons = found.diagnostics();
-                return Ok(Output { reasons, memory_plan, ..output.unwrap_or_default() });
-            }
-            (false, format) => {
-                let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
-                match format {
-                    Format::Text => {
-                        answers.into_iter().map(|answer| answer.text).collect::<Vec<_>>().join("\n")
-                    }
-                    Format::Json => report::json(&answers)?,
-                    Format::Dot | Format::Onnx => return Err(draws_no_answers(format).into()),
-                    Format::Perfetto => return Err(draws_steps_alone().into()),
-                    Format::Html => return Err(draws_timetables_alone().into()),
-                }
-            }
+        let output = if self.why.is_empty() {
+            let drawn = (found.prediction.as_ref(), found.pipeline.as_ref(), None);
+            self.formatted(&found, found.module(), &header, drawn)?
+        } else {
+            self.answers(&found)?
         };
-        Ok(Output { reasons: found.diagnostics(), memory_plan, ..Output::of_text(text) })
+        Ok(Output { reasons: found.reasons, memory_plan, ..output })
     }
 
-    /// The job of this command, on the machine that is asked about.
+    /// Writes facts in the format asked for. `program` is the program that the facts are about.
+    fn formatted(
+        &self,
+        facts: &(impl Display + Serialize),
+        program: Option<&Module>,
+        header: &Header,
+        (prediction, pipeline, measured): Drawn,
+    ) -> Result<Output, Failure> {
+        let text = match self.format {
+            Format::Text => facts.to_string(),
+            Format::Json => report::json(facts)?,
+            Format::Dot => program.map(dot).unwrap_or_default(),
+            Format::Perfetto => self.timeline(prediction, pipeline, measured)?,
+            Format::Html => self.page(pipeline)?,
+            Format::Onnx => {
+                let output = program.map(|program| Output::of_program(program, header));
+                return output.unwrap_or_else(|| Ok(Output::default()));
+            }
+        };
+        Ok(Output::of_text(text))
+    }
+
+    /// Writes the answers to `--why`.
+    fn answers(&self, found: &Inspection) -> Result<Output, Failure> {
+        let answers = self.why.iter().map(|name| found.why(name)).collect::<Result<Vec<_>, _>>()?;
+        let text = match self.format {
+            Format::Text => answers.into_iter().map(|answer| answer.text).collect::<Vec<_>>().join("\n"),
+            Format::Json => report::json(&answers)?,
+            Format::Dot | Format::Onnx => return Err(draws_no_answers(self.format).into()),
+            Format::Perfetto => return Err(draws_steps_alone().into()),
+            Format::Html => return Err(draws_timetables_alone().into()),
+        };
+        Ok(Output::of_text(text))
+    }
+
+    /// The job of this command, on the machine of the question.
     fn job(&self, machine: Option<&Machine>) -> Job {
         let device = machine.map_or_else(|| Preset::Cpu.device(), |machine| machine.device().clone());
         let cluster = match machine {
@@ -237,15 +256,18 @@ impl Inspect {
         Job { steps: self.steps.unwrap_or(shown), ..job }
     }
 
-    /// The machine that is asked about, for so many ranks of a mesh. Errors: a faulty description; a mesh that is larger than the
-    /// cluster.
+    /// The machine of the question, for a mesh of `ranks` ranks.
+    ///
+    /// # Errors
+    /// A faulty description; a mesh that is larger than the cluster.
     fn machine(&self, ranks: u64, mesh: &str) -> Result<Option<Machine>, Failure> {
         let device = self.target.as_ref().map(TargetDevice::device).transpose()?;
         let cluster = self.compile.parallel.cluster_for(ranks, mesh)?;
         Ok(cluster.map(Machine::Cluster).or(device.map(Machine::Node)))
     }
 
-    /// The predicted step or the pipeline as a timeline, with the measured tasks of a run; nothing of a model that cannot be trained, whose reasons are told.
+    /// The predicted step or the pipeline as a timeline, with the measured tasks of a run. Empty for a model that cannot be trained, since the
+    /// reasons are told.
     fn timeline(
         &self,
         prediction: Option<&PredictionFacts>,
@@ -257,13 +279,12 @@ impl Inspect {
             .or_else(|| prediction.map(PredictionFacts::timeline));
         match timeline {
             Some(timeline) => report::json(&timeline),
-            None if self.compile.parallel.stage().is_some() => Ok(String::new()),
-            None if self.target.is_some() || self.compile.parallel.cluster.is_some() => Ok(String::new()),
+            None if self.compile.parallel.stage().is_some() || self.names_machine() => Ok(String::new()),
             None => Err(draws_steps_alone().into()),
         }
     }
 
-    /// The timetable as a page; nothing of a model that cannot be trained, whose reasons are told.
+    /// The timetable as a page. Empty for a model that cannot be trained, since the reasons are told.
     fn page(&self, pipeline: Option<&PipelineFacts>) -> Result<String, Failure> {
         let name = self.subject.file_name().unwrap_or(self.subject.as_os_str()).to_string_lossy();
         match pipeline {
@@ -287,22 +308,20 @@ impl Inspect {
         }
         let mut found = FolderFacts::of(&self.subject)?;
         let is_drawn = matches!(self.format, Format::Perfetto | Format::Html);
-        if self.target.is_some() || self.compile.parallel.cluster.is_some() || is_drawn {
-            let program = written_program(&self.subject)?;
+        let is_predicted = self.names_machine() || is_drawn;
+        let is_read = is_predicted || matches!(self.format, Format::Dot | Format::Onnx);
+        let program = is_read.then(|| written_program(&self.subject)).transpose()?;
+        if let Some(program) = program.as_ref().filter(|_| is_predicted) {
             let machine = self.machine(program.ranks(), &program.mesh.to_string())?;
-            found.predict(&program, machine.as_ref())?;
+            found.predict(program, machine.as_ref())?;
         }
-        let text = match self.format {
-            Format::Text => found.to_string(),
-            Format::Json => report::json(&found)?,
-            Format::Dot => dot(&written_program(&self.subject)?),
-            Format::Perfetto => {
-                self.timeline(found.prediction.as_ref(), found.pipeline.as_ref(), found.measured.as_ref())?
-            }
-            Format::Html => self.page(found.pipeline.as_ref())?,
-            Format::Onnx => return Output::of_program(&written_program(&self.subject)?, &Header::default()),
-        };
-        Ok(Output::of_text(text))
+        let drawn = (found.prediction.as_ref(), found.pipeline.as_ref(), found.measured.as_ref());
+        self.formatted(&found, program.as_ref(), &Header::default(), drawn)
+    }
+
+    /// Whether a flag names the machine on which a step is predicted.
+    fn names_machine(&self) -> bool {
+        self.target.is_some() || self.compile.parallel.cluster.is_some()
     }
 }
 
@@ -323,13 +342,9 @@ fn draws_no_answers(format: Format) -> Diagnostic {
 }
 
 /// The program in a folder that `compile` wrote.
-fn written_program(folder: &Path) -> Result<ir::Module, Diagnostic> {
+fn written_program(folder: &Path) -> Result<Module, Diagnostic> {
     let path = folder.join("program.ir");
-    let at = |error: Diagnostic| error.at(path.display().to_string());
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| at(Diagnostic::new(format!("cannot read the program: {error}"))))?;
-    ir::text::parse(&text).map_err(|error| match error.origin.clone() {
-        Some(place) => error.at(format!("{}, {place}", path.display())),
-        None => at(error),
-    })
+    let unread = |error: std::io::Error| Diagnostic::new(format!("cannot read the program: {error}"));
+    let text = std::fs::read_to_string(&path).map_err(|error| unread(error).in_file(&path))?;
+    ir::text::parse(&text).map_err(|error| error.in_file(&path))
 }

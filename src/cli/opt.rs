@@ -10,10 +10,10 @@ use passes::{PassContext, Pipeline};
 use program::Target;
 
 use super::report::{self, Outcome};
-use crate::compilation;
 use crate::config::{Look, Seed};
 use crate::diagnostics::Severity;
 use crate::failure::Failure;
+use crate::manager;
 use crate::targets;
 
 const EXAMPLES: &str = "\
@@ -73,9 +73,8 @@ impl Opt {
     pub fn output(&self) -> Result<(String, Vec<Diagnostic>), Failure> {
         let manager = self.look.manager()?;
         let read = files::open_regular(&self.file).and_then(std::io::read_to_string);
-        let text = read.map_err(|error| {
-            Diagnostic::new(format!("cannot read the program: {error}")).at(place(&self.file))
-        })?;
+        let unread = |error: std::io::Error| Diagnostic::new(format!("cannot read the program: {error}"));
+        let text = read.map_err(|error| unread(error).in_file(&self.file))?;
         let pipeline = match &self.pipeline {
             Some(pipeline) => pipeline.clone(),
             None => pipeline_of(&self.file, &text)?,
@@ -83,11 +82,11 @@ impl Opt {
         let mut module = parse(&self.file, &text)?;
         let target = match self.kernels {
             Some(target) => Some(target),
-            None => target_of(&text).map_err(|error| error.at(place(&self.file)))?,
+            None => target_of(&text).map_err(|error| error.in_file(&self.file))?,
         };
         let mut cx =
             PassContext { kernels: target.and_then(|target| target.kernels()), ..PassContext::default() };
-        compilation::run(&manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
+        manager::run(&manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
         let mut text = ir::text::print(&module);
         if self.run {
             text += &interpretation::outputs(module, self.seed.seed)?;
@@ -102,11 +101,11 @@ fn pipeline_of(file: &Path, text: &str) -> Result<Pipeline, Diagnostic> {
     let after = |start| first.strip_prefix(start).map(str::trim);
     let written = after("// run:").or_else(|| after("// run-interp:")).ok_or_else(|| {
         Diagnostic::new("there are no passes to run")
-            .at(place(file))
+            .at(file.display().to_string())
             .note("give passes: --pipeline 'fold canonicalize'")
             .note("or write the passes into the file's first line: // run: fold canonicalize")
     })?;
-    written.parse().map_err(|error: String| Diagnostic::new(error).at(format!("{}:1", place(file))))
+    written.parse().map_err(|error: String| Diagnostic::new(error).at(format!("{}:1", file.display())))
 }
 
 /// The target in the comments before a program, as a reproducer and a filetest have it.
@@ -121,16 +120,8 @@ pub fn target_of(text: &str) -> Result<Option<Target>, Diagnostic> {
 
 fn parse(file: &Path, text: &str) -> Result<Module, Vec<Diagnostic>> {
     let program = text.split_once(EXPECTED).map_or(text, |(program, _)| program);
-    let in_file = |diagnostic: Diagnostic| {
-        let origin =
-            diagnostic.origin.clone().map_or_else(|| place(file), |at| format!("{}, {at}", place(file)));
-        diagnostic.at(origin)
-    };
+    let in_file = |fault: Diagnostic| fault.in_file(file);
     let module = ir::text::parse(program).map_err(|error| vec![in_file(error)])?;
     ir::verify::verify(&module).map_err(|faults| faults.into_iter().map(in_file).collect::<Vec<_>>())?;
     Ok(module)
-}
-
-fn place(file: &Path) -> String {
-    file.display().to_string()
 }

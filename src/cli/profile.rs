@@ -3,14 +3,14 @@
 use super::compile::Ready;
 use super::report::{self, tell};
 use crate::failure::Failure;
-use crate::inspection::MeasuredPipeline;
+use crate::inspection::{self, MeasuredPipeline};
 use crate::output::{Folder, PROFILE};
 use crate::processes::Processes;
 use crate::targets;
 use crate::training::{self, Programs, RunJob};
 use program::Target;
 use program::device::ProgramId;
-use program::profile::{MeasuredRank, Profiles, Share};
+use program::profile::{MeasuredRank, Profile, Profiles, Share};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -62,18 +62,15 @@ fn of_job(
     // All processes leave this call at the same moment. Their times are counted from it.
     processes.all(true)?;
     let zero = Instant::now();
-    let own: Vec<RankProfile> = profiles
-        .of_program(id)
-        .into_iter()
-        .map(|(rank, profile)| {
-            let program = training.of_rank(rank);
-            RankProfile {
-                measured: profile.measured(zero),
-                events: profile.events(program, rank, Some(zero)),
-                shares: profile.shares(program, microbatches),
-            }
-        })
-        .collect();
+    let of_rank = |(rank, profile): (u64, Profile)| {
+        let program = training.of_rank(rank);
+        RankProfile {
+            measured: profile.measured(zero),
+            events: profile.events(program, rank, Some(zero)),
+            shares: profile.shares(program, microbatches),
+        }
+    };
+    let own: Vec<RankProfile> = profiles.of_program(id).into_iter().map(of_rank).collect();
     let all: Vec<RankProfile> = processes.gather(own)?.into_iter().flatten().collect();
     let measured: Vec<MeasuredRank> = all.iter().map(|rank| rank.measured.clone()).collect();
     let shares = together(all.iter().flat_map(|rank| &rank.shares));
@@ -97,7 +94,7 @@ fn timeline(ranks: Vec<Vec<Value>>) -> Value {
             event
         }));
     }
-    json!({ "displayTimeUnit": "ms", "traceEvents": events })
+    inspection::timeline(events)
 }
 
 /// The kernels of all ranks, by falling time.

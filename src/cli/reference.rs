@@ -18,11 +18,9 @@ pub fn flags_table() -> String {
         for arg in subcommand.get_arguments().filter(|arg| !arg.is_hide_set()) {
             let Some(long) = arg.get_long().filter(|long| !seen.contains(long)) else { continue };
             seen.push(long);
-            let takes_it: Vec<&str> = subcommands
-                .iter()
-                .filter(|command| command.get_arguments().any(|other| other.get_long() == Some(long)))
-                .map(|command| command.get_name())
-                .collect();
+            let takes = |command: &&&Command| command.get_arguments().any(|it| it.get_long() == Some(long));
+            let takers = subcommands.iter().filter(takes).map(|command| command.get_name());
+            let takes_it = takers.collect::<Vec<&str>>();
             let _ = writeln!(table, "| {} | {} | {} |", usage(arg, long), meaning(arg), takes_it.join(", "));
         }
     }

@@ -30,7 +30,7 @@ pub enum Outcome {
     Stopped,
 }
 
-/// Prints how a subcommand ended, to standard error, and gives the exit code.
+/// Prints the failure of a subcommand to standard error, and returns the exit code.
 pub fn finish(result: Result<Outcome, Failure>) -> ExitCode {
     match result {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
@@ -43,12 +43,12 @@ pub fn finish(result: Result<Outcome, Failure>) -> ExitCode {
     }
 }
 
-/// Prints why a command line was refused (to standard output when it asked for help), and gives the exit code. Rank 0 alone tells errors
-/// that all processes of a run find.
+/// Prints the reason why a command line was refused, or to standard output the help that it asked for, and returns the exit code. Rank 0
+/// alone tells errors that all processes of a run find.
 pub fn finish_parse_error(error: ParseError, is_first: bool) -> ExitCode {
     match error {
         ParseError::Usage(error) => {
-            // Nothing is left to do when the terminal is gone.
+            // If the terminal is gone, the error cannot be shown.
             let _ = error.print();
             ExitCode::from(if error.use_stderr() { 2 } else { 0 })
         }
@@ -68,7 +68,7 @@ pub fn write_text(text: &str) -> Result<(), Failure> {
     write_out(&shown(text))
 }
 
-/// The text with every hidden character escaped, except line breaks.
+/// Escapes every hidden character of a text, except line breaks.
 fn shown(text: &str) -> Cow<'_, str> {
     match text.split('\n').all(|line| matches!(visible(line), Cow::Borrowed(_))) {
         true => Cow::Borrowed(text),
@@ -82,7 +82,7 @@ pub fn write_out(text: &str) -> Result<(), Failure> {
     written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
 }
 
-/// The outcome of writing to standard output. A reader that has gone away, as `head` does, is no failure.
+/// Returns the outcome of writing to standard output. A reader that has gone away, as `head` does, is no failure.
 pub(super) fn written(outcome: std::io::Result<()>) -> Result<(), Failure> {
     match outcome {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -92,13 +92,13 @@ pub(super) fn written(outcome: std::io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// A value as JSON, with a line break at its end. Hidden characters in strings, which JSON allows, are written as JSON's own
-/// escapes: the text may be shown on a terminal.
+/// Returns a value as JSON, with a line break at its end. Hidden characters in strings, which JSON allows, are escaped, because the text may be
+/// shown on a terminal.
 pub(super) fn json(value: &impl Serialize) -> Result<String, Failure> {
     let text = serde_json::to_string_pretty(value).map_err(|error| Failure::Fault(error.into()))?;
     let mut escaped = String::with_capacity(text.len() + 1);
     for character in text.chars() {
-        // Line breaks are the layout's: those in strings are escapes already.
+        // Line breaks outside of strings are layout. Those in strings are already escaped.
         match is_hidden(character) && character != '\n' {
             true => character.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
                 let _ = write!(escaped, "\\u{unit:04x}");
@@ -117,8 +117,7 @@ pub fn print(severity: Severity, diagnostics: &[Diagnostic]) {
     write_error(&if coloured { render(severity, diagnostics, true) } else { plain });
 }
 
-/// Prints one line for the user on standard error. Hidden characters in it, which names may have, are escaped. Takes the arguments of
-/// `format!`.
+/// Prints one line for the user on standard error, and takes the arguments of `format!`. Hidden characters, which names may have, are escaped.
 macro_rules! tell {
     ($($argument:tt)*) => { $crate::cli::report::tell_line(&format!($($argument)*)) };
 }

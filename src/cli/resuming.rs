@@ -2,8 +2,7 @@
 
 use crate::compilation::Compilation;
 use crate::config::{Data, Device, Loss, Optimizer, Precision, ResumePlace, RunFlags, Settings};
-use crate::export;
-use crate::output::Folder;
+use crate::output::{EXPORTED, Folder};
 use crate::training::{DataOfRun, METRICS, checkpoints};
 use checkpoint::{Checkpoint, StateRow};
 use clap::{Args, Command};
@@ -122,7 +121,7 @@ fn check_begun(folder: &Folder, settings: &Settings) -> Result<(), Diagnostic> {
     let refused =
         |why: String| Diagnostic::new(format!("{path} has no checkpoint to resume from, and {why}"));
     let anew = "to start from step 0: --force instead of --resume, or another folder with -o ANOTHER_DIR";
-    if let Some(name) = export::FILES.iter().find(|name| folder.join(name).exists()) {
+    if let Some(name) = EXPORTED.iter().find(|name| folder.join(name).exists()) {
         return Err(refused(format!("it holds a trained model, {name}")).note(anew));
     }
     let config = folder.join("config.toml");

@@ -98,7 +98,7 @@ pub struct Verify {
     pub look: Look,
 }
 
-/// The samples of a last batch of an evaluation that is short, and its program, or the reason why it has none.
+/// The samples of a short last batch of an evaluation, and its program, or the reason why it has no program.
 type ShortBatch = (u64, Result<ShortEvaluation, Diagnostic>);
 
 impl Verify {
@@ -114,11 +114,11 @@ impl Verify {
             _ => 1e-5,
         })
     }
-}
 
-impl Verify {
-    /// Compiles the model, compares, and prints what was found. Errors: what is wrong with the model, the flags, the file
-    /// of `--against`; weights that are not here.
+    /// Compiles the model, compares, and prints the result.
+    ///
+    /// # Errors
+    /// Faults of the model, the flags or the file of `--against`; missing weights.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let found = self.report()?;
         match self.json {
@@ -128,7 +128,7 @@ impl Verify {
         Ok(if found.passed { Outcome::Done } else { Outcome::Difference })
     }
 
-    /// What [`Self::run`] prints.
+    /// Returns the result that [`Self::run`] prints.
     pub fn report(&self) -> Result<Report, Failure> {
         if self.bisect && self.against.is_some() {
             return Err(Diagnostic::new(
@@ -163,7 +163,7 @@ impl Verify {
         }
         let step = forward.step(&job, &mut keep).map_err(|stopped| stopped.failure)?;
         let mut short = job.short_evaluation.map(|samples| (samples, step.evaluation_of(&job, samples)));
-        let Step { source, plan, mut compilation, fit, .. } = step;
+        let Step { source, plan, mut compilation, microbatches, fit, .. } = step;
         if self.target.is_some() && self.mode.target().is_none() {
             compilation.rewrite(&manager, job.on.target, &mut keep)?;
             if let Some((_, Ok(short))) = &mut short {
@@ -175,8 +175,8 @@ impl Verify {
         let given = self.weights(&source, &compilation)?;
         let subject = Subject::new(plan, compilation, self.compile.seed.seed, given)?;
         match (&self.against, numbers) {
-            (Some(path), Some(numbers)) => self.against_file(&source, &subject, path, numbers),
-            _ => self.against_reference(&source, &subject, &stages, short.as_ref()),
+            (Some(path), Some(numbers)) => self.against_file(&source, &subject, microbatches, path, numbers),
+            _ => self.against_reference(&source, &subject, microbatches, &stages, short.as_ref()),
         }
     }
 
@@ -184,11 +184,11 @@ impl Verify {
         &self,
         source: &Source,
         subject: &Subject,
+        count: u64,
         stages: &[Stage],
         short: Option<&ShortBatch>,
     ) -> Result<Report, Failure> {
         let module = &subject.compilation.training;
-        let count = self.microbatches(module)?;
         let microbatches = inputs::draw(&subject.compilation.forward, self.compile.seed.seed, count)?;
         let reference = subject.reference(source)?;
         let expected = subject.run_reference(&reference, &microbatches)?;
@@ -205,7 +205,7 @@ impl Verify {
             bisect(subject, stages, self.mode, tolerance, expected, rounding, evaluated)
         };
         let tested = match subject.run(Tested { module, cut: true }, self.mode, &microbatches) {
-            // A program that cannot be run is found as one that computes something else: the failure names the pass.
+            // The first pass whose program cannot be run is found like a pass whose program differs.
             Err(failure) if self.bisect => {
                 return Err(culprit(rounding.as_mut(), Some(&mut evaluated)).err().unwrap_or(failure));
             }
@@ -225,11 +225,7 @@ impl Verify {
             compared => compared?,
         }
         (report.microbatches, report.loss) = (microbatches.len(), tested.loss());
-        report.assumptions = vec![
-            assumptions::trained_tensors(&subject.compilation.reports.parameters, None),
-            assumptions::loss(subject.compilation.reports.loss.as_ref(), false),
-            assumptions::batch(self.compile.seed.seed, None),
-        ];
+        report.assumptions = assumptions::all(&subject.compilation, self.compile.seed.seed, None);
         report.passed = !report.differs();
         if self.bisect && !report.passed {
             report.culprit = culprit(rounding.as_mut(), Some(&mut evaluated))?;
@@ -269,22 +265,21 @@ impl Verify {
         &self,
         source: &Source,
         subject: &Subject,
+        wanted: u64,
         path: &Path,
         mut numbers: Numbers,
     ) -> Result<Report, Failure> {
-        let module = &subject.compilation.forward;
         numbers.name_outputs(&source.imported.module);
         let mut outcome = against::run(subject, &numbers, self.mode)?;
         let count = outcome.microbatches.len();
-        let wanted = self.compile.shapes.global_batch.map(|_| self.microbatches(module)).transpose()?;
-        if let Some(wanted) = wanted.filter(|&wanted| wanted != count as u64) {
+        if self.compile.shapes.global_batch.is_some() && wanted != count as u64 {
             let message = format!(
                 "--global-batch asks for {wanted} microbatches, and the inputs of {} are {count}",
                 path.display(),
             );
             return Err(Diagnostic::new(message).note("remove --global-batch").into());
         }
-        // Numbers in f64 that are compared with an exact program have no rounding to speak of.
+        // If both sides are in f64, rounding explains no error above the tolerance.
         if self.tolerance.is_none() && (self.mode != Mode::Exact || numbers.are_rounded()) {
             let to = if self.mode == Mode::Exact { RoundedTo::Model } else { RoundedTo::Asked };
             let here = |difference: &Difference| outcome.name_here(difference);
@@ -300,23 +295,11 @@ impl Verify {
         report.microbatches = count;
         report.loss = outcome.execution.loss().filter(|_| numbers.labels);
         let trained = |difference: &Difference| matches!(difference.kind, Kind::Loss | Kind::Gradient);
-        report.assumptions = vec![
-            assumptions::trained_tensors(
-                &subject.compilation.reports.parameters,
-                Some(&outcome.trained_there),
-            ),
-            assumptions::loss(
-                subject.compilation.reports.loss.as_ref(),
-                outcome.differences.iter().any(trained),
-            ),
-            assumptions::batch(self.compile.seed.seed, Some(&report.against)),
-        ];
+        let follows = outcome.differences.iter().any(trained);
+        let theirs = (&outcome.trained_there, follows, &report.against[..]);
+        report.assumptions = assumptions::all(&subject.compilation, self.compile.seed.seed, Some(theirs));
         report.differences = outcome.differences;
-        report.matched = outcome.matched;
-        report.unmatched_there = outcome.unmatched_there;
-        report.unmatched_here = outcome.unmatched_here;
-        report.untrained = outcome.untrained;
-        report.trained_here_alone = outcome.trained_here_alone;
+        report.tensors = outcome.tensors;
         report.passed = !report.differs();
         Ok(report)
     }
@@ -329,21 +312,10 @@ impl Verify {
             mode: self.mode.name(),
             mesh: self.compile.parallel.described(),
             parameters: subject.layout.tensors.len(),
-            microbatches: 1,
-            loss: None,
             smaller_loss_scale: tested.loss_scale().filter(|&scale| scale < initial),
             overflows: tested.overflows(),
-            evaluation: Vec::new(),
-            assumptions: Vec::new(),
             tolerance: self.tolerance(&subject.compilation.training),
-            passed: false,
-            differences: Vec::new(),
-            culprit: None,
-            matched: Vec::new(),
-            unmatched_there: Vec::new(),
-            unmatched_here: Vec::new(),
-            untrained: Vec::new(),
-            trained_here_alone: Vec::new(),
+            ..Report::default()
         }
     }
 
@@ -364,11 +336,7 @@ impl Verify {
         Ok(Job { steps, keeps_gradients: true, ..job })
     }
 
-    fn microbatches(&self, module: &Module) -> Result<u64, Diagnostic> {
-        sizes::microbatches(module, self.compile.shapes.global_batch, self.compile.parallel.data_ranks())
-    }
-
-    /// The values that `--weights` gives, with a note of what it does not.
+    /// Reads the values of `--weights`, and tells which tensors its file does not have.
     fn weights(&self, source: &Source, compilation: &Compilation) -> Result<StateBytes, Failure> {
         let Some(path) = &self.initial.weights else { return Ok(StateBytes::new()) };
         let weights = load_weights(path, &compilation.training, &source.imported)?;
@@ -377,7 +345,7 @@ impl Verify {
     }
 }
 
-/// The samples of a last batch of an evaluation that is half full, if such a batch has a program of its own.
+/// The samples of a last batch that is half full, if such a batch has a program of its own.
 fn short_batch(forward: &Forward, job: &Job) -> Result<Option<u64>, Failure> {
     let ranks = job.data_ranks();
     let half = forward.batch().map_or(0, |batch| batch / ranks / 2 * ranks);

@@ -1,9 +1,9 @@
 //! Export of a model with mixtures of experts. Its graph is not the file's, so it is written from the program.
 
+use super::weights::write_tensors;
 use super::{Exported, FileTensors, reserved_name};
 use crate::compilation::{Compilation, Source};
-use checkpoint::{TensorLayout, TensorRow};
-use files::Replacement;
+use checkpoint::TensorRow;
 use ir::{Diagnostic, Module, StepOutput};
 use onnx::program::{self, Form, Header, ProgramError};
 use passes::rewriting::dead::remove_dead;
@@ -27,8 +27,13 @@ pub(super) fn export(
     let [model, weights] = ["model.onnx", "model.safetensors"].map(|name| folder.join(name));
     let module = inference(mixture).map_err(|error| vec![error])?;
     program::write(&module, &Header::of(&source.model), tensors, Form::Inference, &model).map_err(told)?;
-    write_weights(&weights, compilation, tensors)
-        .map_err(|why| vec![Diagnostic::new(format!("cannot write {}: {why}", weights.display()))])?;
+    let types: BTreeMap<&str, &ir::Type> =
+        compilation.reports.parameters.iter().map(|report| (report.data.as_str(), &report.ty)).collect();
+    let rows = tensors.keys().filter_map(|name| {
+        let ty = types.get(name.as_str())?;
+        Some(TensorRow { name: name.clone(), dtype: ty.dtype, dims: ty.sizes()? })
+    });
+    write_tensors(&weights, rows.collect(), &[], |name| Cow::Borrowed(&tensors[name][..]))?;
     Ok(Exported { model, training_form: None, weights, tensors: tensors.len(), absent: vec![], draws: 0 })
 }
 
@@ -63,21 +68,4 @@ fn told(error: ProgramError) -> Vec<Diagnostic> {
         ProgramError::Program(problem) => vec![problem],
         ProgramError::File(error) => super::told(error),
     }
-}
-
-fn write_weights(path: &Path, compilation: &Compilation, tensors: &FileTensors) -> Result<(), String> {
-    let types: BTreeMap<&str, &ir::Type> =
-        compilation.reports.parameters.iter().map(|report| (report.data.as_str(), &report.ty)).collect();
-    let rows = tensors.keys().filter_map(|name| {
-        let ty = types.get(name.as_str())?;
-        Some(TensorRow { name: name.clone(), dtype: ty.dtype, dims: ty.sizes()? })
-    });
-    let layout = TensorLayout::new(rows.collect(), &[])
-        .map_err(|name| format!("the safetensors format reserves the name `{name}`"))?;
-    let write = || {
-        let mut file = Replacement::begin(path)?;
-        layout.write(&mut file, |row| Ok::<_, std::io::Error>(Cow::Borrowed(&tensors[&row.name][..])))?;
-        file.publish()
-    };
-    write().map_err(|error: std::io::Error| error.to_string())
 }

@@ -21,7 +21,6 @@ pub(super) fn write(
     compilation: &Compilation,
     tensors: &FileTensors,
 ) -> Result<Vec<String>, Vec<Diagnostic>> {
-    let failed = |why: String| vec![Diagnostic::new(format!("cannot write {}: {why}", path.display()))];
     let in_file = by_name(&source.model);
     let current = |name: &str| {
         let tensor = in_file.get(name)?;
@@ -34,14 +33,26 @@ pub(super) fn write(
     let is_pytorch = !source.imported.state_dict.entries.is_empty();
     let words: &[(&str, &str)] = if is_pytorch { &[("format", "pt")] } else { &[] };
     let rows = named.iter().map(|(name, stored)| TensorRow { name: name.clone(), ..stored.row.clone() });
-    let layout = TensorLayout::new(rows.collect(), words)
+    write_tensors(path, rows.collect(), words, |name| named[name].bytes())?;
+    Ok(absent)
+}
+
+/// Writes a file of safetensors with these words in its header. `bytes` gives the bytes of a tensor by its name.
+pub(super) fn write_tensors<'t>(
+    path: &Path,
+    rows: Vec<TensorRow>,
+    words: &[(&str, &str)],
+    bytes: impl Fn(&str) -> Cow<'t, [u8]>,
+) -> Result<(), Vec<Diagnostic>> {
+    let failed = |why: String| vec![Diagnostic::new(format!("cannot write {}: {why}", path.display()))];
+    let layout = TensorLayout::new(rows, words)
         .map_err(|name| failed(format!("the safetensors format reserves the name `{name}`")))?;
     let write = || {
         let mut file = Replacement::begin(path)?;
-        layout.write(&mut file, |row| Ok::<_, io::Error>(named[&row.name].bytes()))?;
+        layout.write(&mut file, |row| Ok::<_, io::Error>(bytes(&row.name)))?;
         file.publish()
     };
-    write().map(|()| absent).map_err(|error| failed(error.to_string()))
+    write().map_err(|error: io::Error| failed(error.to_string()))
 }
 
 /// A tensor of the file that is going to be written. It is put together only when its turn comes, because a transposed matrix is a copy.

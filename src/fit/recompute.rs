@@ -12,7 +12,7 @@ use super::measure::Tried;
 use super::{Candidate, Fit, OnDevice, Search};
 use crate::config::memory::Budget;
 use crate::failure::Failure;
-use crate::inspection::units::bytes;
+use crate::units::bytes;
 use ir::analysis::liveness;
 use ir::analysis::memory_plan::{Buffer, busiest};
 use ir::{Diagnostic, Module, ValueId};

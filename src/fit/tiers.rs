@@ -11,7 +11,7 @@ use super::recompute::one_by_one;
 use super::{Candidate, Conditions, Fit, Peaks, Search, costs};
 use crate::config::memory::Budget;
 use crate::failure::Failure;
-use crate::inspection::units::bytes;
+use crate::units::bytes;
 use ir::Diagnostic;
 use passes::Transform;
 use passes::offload::{Classes, Offload};

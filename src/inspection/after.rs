@@ -1,22 +1,23 @@
 //! The program of a model after a pass: `--after PASS`.
 
-use super::{Question, bind_hint, unbound};
-use crate::compilation::{self, Source};
+use super::{Question, bind_hint};
+use crate::compilation::Source;
 use crate::compiler::{self, Stopped};
 use crate::failure::Failure;
+use crate::{manager, sizes};
 use ir::{Diagnostic, Module};
 
-/// The program of a model after the first pass of that name; `import` is before all passes. Passes may run again for other stages: the
-/// program is that of the step that is compiled.
+/// Returns the program of a model after the first pass of a name, or before all passes if the name is `import`. Passes may run several times,
+/// each time for other stages. The program is the one that becomes the step.
 ///
 /// # Errors
-/// A pass that does not exist or does not run here; what keeps the model from getting there.
+/// A pass that does not exist or does not run with these flags; an error of a pass before it.
 pub fn program_after(source: &Source, question: &Question, after: &str) -> Result<Module, Failure> {
     if after == "import" {
         return Ok(source.imported.module.clone());
     }
     crate::config::look::known_pass("--after", after)?;
-    let unbound = unbound(&source.model, &question.sizes);
+    let unbound = sizes::unbound(&source.model, &question.sizes);
     if !unbound.is_empty() {
         return after_unbound(source, question, after, &unbound);
     }
@@ -58,6 +59,6 @@ fn after_unbound(
     pipeline.passes.truncate(last + 1);
     let mut module = source.imported.module.clone();
     let mut cx = source.context();
-    compilation::run(&question.manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
+    manager::run(&question.manager, &pipeline, &mut module, &mut cx, |_, _, _| {})?;
     Ok(module)
 }

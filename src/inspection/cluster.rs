@@ -1,9 +1,8 @@
 //! A step on a cluster: the links that the axes of its mesh use, and the time of its collectives: `inspect --cluster`.
 
-use super::collectives::Exchange;
-use super::prediction::milliseconds;
+use super::collectives::{CollectiveFacts, Exchange};
 use super::step::PIPELINE_AXIS;
-use super::units::{bytes, count, grouped};
+use crate::units::{bytes, count, grouped, milliseconds};
 use ir::machine::{Cluster, Link};
 use ir::{Module, StageTable, visible};
 use serde::Serialize;
@@ -111,6 +110,11 @@ impl ClusterFacts {
             size: module.mesh.axes[id].size,
             link: name(cluster.is_inside(&module.mesh, &[id])),
         };
+        let link = |(between, link): (&'static str, Link)| LinkFacts {
+            between,
+            rate: link.rate(),
+            latency_us: link.latency * 1e6,
+        };
         let stages = module.pipeline.as_ref().map(|pipeline| AxisFacts {
             name: PIPELINE_AXIS.to_owned(),
             size: pipeline.ranks().into(),
@@ -121,6 +125,10 @@ impl ClusterFacts {
         let ranks = (0..module.pipeline.as_ref().map_or(1, StageTable::ranks)).map(|rank| (rank, of(rank)));
         let slowest = ranks.max_by(|(_, one), (_, other)| ms(one).total_cmp(&ms(other)));
         let (rank, collectives) = slowest.unwrap_or_default();
+        let sent = |link| {
+            let over = collectives.iter().filter(|one| one.link == link).map(|one| one.bytes);
+            SentFacts { link, bytes: over.fold(0, u64::saturating_add) }
+        };
         Self {
             nodes: *nodes,
             devices_per_node: node.devices,
@@ -129,11 +137,11 @@ impl ClusterFacts {
             host_memory: node.host_memory,
             watts: device.watts * devices,
             price_per_hour: device.price_per_hour * devices,
-            links: links.map(|(between, link)| LinkFacts::of(between, link)).into(),
+            links: links.map(link).into(),
             pipeline_rank: stages.is_some().then_some(rank),
             axes: stages.into_iter().chain(module.mesh.axes.keys().map(axis)).collect(),
             collectives_ms: ms(&collectives),
-            sent: [INSIDE, NETWORK].map(|link| SentFacts::of(link, &collectives)).into(),
+            sent: [INSIDE, NETWORK].map(sent).into(),
             collectives,
         }
     }
@@ -144,42 +152,18 @@ fn name(is_inside: bool) -> &'static str {
     if is_inside { INSIDE } else { NETWORK }
 }
 
-impl LinkFacts {
-    fn of(between: &'static str, link: Link) -> Self {
-        Self { between, rate: link.rate(), latency_us: link.latency * 1e6 }
-    }
-}
-
-impl SentFacts {
-    fn of(link: &'static str, collectives: &[CollectiveTimeFacts]) -> Self {
-        let over = collectives.iter().filter(|one| one.link == link).map(|one| one.bytes);
-        Self { link, bytes: over.fold(0, u64::saturating_add) }
-    }
-}
-
 impl CollectiveTimeFacts {
     fn all(module: &Module, microbatches: u64, cluster: &Cluster) -> Vec<Self> {
         let mut alike: Vec<Self> = Vec::new();
         for (_, node) in module.nodes() {
-            let Some(exchange) = Exchange::of(module, node) else { continue };
-            if !exchange.kind.communicates() {
-                continue;
-            }
-            let Exchange { kind, axes, groups } = &exchange;
-            let whole = groups.iter().copied().fold(0, u64::saturating_add);
-            let link = cluster.link(&module.mesh, axes);
-            let devices = module.mesh.size(axes);
-            let time = cluster.node.device.collective_time(&link, *kind, whole, devices).total();
-            let runs = if node.phase.is_microbatch() { microbatches } else { 1 };
-            let one = Self {
-                kind: node.op.name(),
-                axes: exchange.axis_names(module),
-                phase: node.phase.long_name(),
-                link: name(cluster.is_inside(&module.mesh, axes)),
-                runs,
-                bytes: exchange.sent(&module.mesh).saturating_mul(runs),
-                ms: time as f64 * 1e-9 * runs as f64,
-            };
+            let exchange = Exchange::of(module, node).filter(|exchange| exchange.kind.communicates());
+            let Some(exchange) = exchange else { continue };
+            let link = cluster.link(&module.mesh, &exchange.axes);
+            let time = exchange.picoseconds(&module.mesh, &cluster.node.device, &link);
+            let facts = CollectiveFacts::of(module, node, &exchange, microbatches);
+            let CollectiveFacts { kind, axes, phase, runs, bytes, .. } = facts;
+            let link = name(cluster.is_inside(&module.mesh, &exchange.axes));
+            let one = Self { kind, axes, phase, link, runs, bytes, ms: time as f64 * 1e-9 * runs as f64 };
             match alike.iter_mut().find(|other| other.key() == one.key()) {
                 Some(other) => {
                     other.runs += one.runs;

@@ -1,8 +1,9 @@
-//! What devices send each other in a step: every collective of a program, with its bytes.
+//! The communication of a step: every collective of a program, with its bytes.
 
-use super::units::{bytes, count};
+use crate::units::{bytes, count};
+use ir::machine::{Device, Link};
 use ir::ops::collective::{Change, Collective};
-use ir::{AxisId, Mesh, Module, Node, Op, Type, visible};
+use ir::{AxisId, Mesh, Module, Node, Op, visible};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,17 +13,17 @@ use std::fmt;
 pub struct CollectiveFacts {
     /// The operator.
     pub kind: &'static str,
-    /// The axes it goes over.
+    /// The axes of its groups of devices.
     pub axes: Vec<String>,
-    /// When it runs.
+    /// The phase in which it runs.
     pub phase: &'static str,
-    /// The node of the file that it belongs to.
+    /// The node of the file for which it runs.
     pub origin: String,
-    /// How many values travel together.
+    /// The number of values that it exchanges.
     pub values: usize,
-    /// How often it runs in a step.
+    /// The number of its runs in a step.
     pub runs: u64,
-    /// Bytes that a device sends in a step, as a ring does it.
+    /// The bytes that a device sends in a step, by a ring algorithm.
     pub bytes: u64,
 }
 
@@ -31,17 +32,18 @@ pub struct CollectiveFacts {
 pub struct Communication {
     /// Bytes that a device sends in a step.
     pub bytes: u64,
-    /// Of these, bytes over each axis, or over several at once (`dp*tp`).
+    /// The bytes over each axis, or over several axes at once (`dp*tp`).
     pub by_axis: BTreeMap<String, u64>,
     /// Every collective, in the order of the program.
     pub collectives: Vec<CollectiveFacts>,
 }
 
 impl Communication {
-    /// The communication of a step of so many microbatches.
+    /// The communication of a step of `microbatches` microbatches.
     pub(super) fn of(module: &Module, microbatches: u64) -> Self {
-        let collectives: Vec<CollectiveFacts> =
-            module.nodes().filter_map(|(_, node)| CollectiveFacts::of(module, node, microbatches)).collect();
+        let exchanges = module.nodes().filter_map(|(_, node)| Some((node, Exchange::of(module, node)?)));
+        let facts = |(node, exchange)| CollectiveFacts::of(module, node, &exchange, microbatches);
+        let collectives: Vec<CollectiveFacts> = exchanges.map(facts).collect();
         let mut by_axis = BTreeMap::new();
         for one in collectives.iter().filter(|one| one.bytes > 0) {
             *by_axis.entry(one.axes.join("*")).or_default() += one.bytes;
@@ -54,10 +56,10 @@ impl Communication {
 pub(super) struct Exchange {
     /// The operator.
     pub(super) kind: Collective,
-    /// The axes it goes over.
+    /// The axes of its groups of devices.
     pub(super) axes: Vec<AxisId>,
-    /// For each of its values the bytes that a group of devices has together.
-    pub(super) groups: Vec<u64>,
+    /// The bytes of each value, summed over a group of devices.
+    groups: Vec<u64>,
 }
 
 impl Exchange {
@@ -68,9 +70,9 @@ impl Exchange {
         let mut groups = Vec::with_capacity(node.operands.len());
         for (&from, &to) in node.operands.iter().zip(&node.results) {
             let [from, to] = [from, to].map(|value| module.ty(value));
-            // The verifier has proved that every change is one that a collective makes.
+            // The verifier has proved that a collective can make every change.
             let change = Change::between(&from.sharding, &to.sharding, from.ndim()).ok()?;
-            let [read, written] = [from, to].map(|ty| local_bytes(ty, &module.mesh));
+            let [read, written] = [from, to].map(|ty| ty.local_bytes(&module.mesh).unwrap_or(u64::MAX));
             groups.push(kind.group_bytes(read, written, module.mesh.size(&change.axes)));
             axes = change.axes.to_vec();
         }
@@ -78,38 +80,33 @@ impl Exchange {
     }
 
     /// Bytes that a device sends in one run.
-    pub(super) fn sent(&self, mesh: &Mesh) -> u64 {
+    fn sent(&self, mesh: &Mesh) -> u64 {
         let devices = mesh.size(&self.axes);
         let sent = self.groups.iter().map(|&bytes| self.kind.bytes_sent(bytes, devices));
         sent.fold(0, u64::saturating_add)
     }
 
-    /// The names of its axes.
-    pub(super) fn axis_names(&self, module: &Module) -> Vec<String> {
-        self.axes.iter().map(|&axis| module.mesh.axes[axis].name.clone()).collect()
+    /// Picoseconds of one run on devices with this link between those that exchange.
+    pub(super) fn picoseconds(&self, mesh: &Mesh, device: &Device, link: &Link) -> u64 {
+        let bytes = self.groups.iter().copied().fold(0, u64::saturating_add);
+        device.collective_time(link, self.kind, bytes, mesh.size(&self.axes)).total()
     }
 }
 
 impl CollectiveFacts {
-    fn of(module: &Module, node: &Node, microbatches: u64) -> Option<Self> {
-        let exchange = Exchange::of(module, node)?;
+    /// The facts of a node with its exchange, in a step of so many microbatches.
+    pub(super) fn of(module: &Module, node: &Node, exchange: &Exchange, microbatches: u64) -> Self {
         let runs = if node.phase.is_microbatch() { microbatches } else { 1 };
-        Some(Self {
+        Self {
             kind: node.op.name(),
-            axes: exchange.axis_names(module),
+            axes: exchange.axes.iter().map(|&axis| module.mesh.axes[axis].name.clone()).collect(),
             phase: node.phase.long_name(),
             origin: node.origin.to_string(),
             values: node.operands.len(),
             runs,
             bytes: exchange.sent(&module.mesh).saturating_mul(runs),
-        })
+        }
     }
-}
-
-/// Bytes of the part that one device holds; of unbound or uneven dims all of it.
-pub(super) fn local_bytes(ty: &Type, mesh: &Mesh) -> u64 {
-    let local = ty.local(mesh).or_else(|| ty.sizes()).unwrap_or_default();
-    local.iter().fold(ty.dtype.bytes(), |bytes, &size| bytes.saturating_mul(size))
 }
 
 /// The collectives of one kind over the same axes in a phase: a line of the table.
@@ -162,7 +159,7 @@ impl fmt::Display for Communication {
     }
 }
 
-/// Where the collectives of a line stand.
+/// The places in the file of the collectives of a line.
 fn at(origins: &[&str]) -> String {
     match origins {
         [] => String::new(),

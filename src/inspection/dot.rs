@@ -1,83 +1,65 @@
-//! A program as a graph for Graphviz: a node an operator, a cluster a phase, edges from what defines a value to what reads
-//! it. The text is a function of the program: nodes and edges stand in program order.
+//! A program as a graph for Graphviz. Each operator is a node, and each phase a cluster. An edge leads from the definition of a value to a
+//! reader of the value. Nodes and edges are written in program order, so equal programs give equal text.
 
 use ir::{Definition, Module, Phase, ValueId, visible};
-use std::fmt::{self, Display, Write as _};
+use std::fmt::Display;
 
 /// The program in the DOT language.
 pub fn dot(module: &Module) -> String {
-    let mut text = String::new();
-    let written = write(&mut text, module);
-    debug_assert!(written.is_ok(), "writing to a string does not fail");
-    text
-}
-
-fn write(out: &mut String, module: &Module) -> fmt::Result {
-    writeln!(out, "digraph {} {{", quoted(&module.name))?;
-    writeln!(out, "  node [shape=box, style=rounded, fontname=\"sans-serif\", fontsize=10];")?;
-    writeln!(out, "  edge [fontname=\"sans-serif\", fontsize=8];")?;
-    for (index, input) in module.inputs.iter().enumerate() {
+    let inputs = module.inputs.iter().enumerate().map(|(index, input)| {
         let label = label([&input.name, &module.ty(input.value).to_string()]);
-        writeln!(out, "  input{index} [label={label}, shape=ellipse];")?;
-    }
-    for (id, state) in module.states.iter() {
+        format!("  input{index} [label={label}, shape=ellipse];\n")
+    });
+    let states = module.states.iter().map(|(id, state)| {
         let label = label([&format!("@{}", state.name), &state.ty.to_string()]);
-        writeln!(out, "  {id} [label={label}, shape=cylinder];")?;
-    }
-    for (phase, name) in Phase::ALL {
-        write_phase(out, module, phase, name)?;
-    }
-    for (index, output) in module.outputs.iter().enumerate() {
-        writeln!(out, "  output{index} [label={}, shape=ellipse];", label([&output.name]))?;
-    }
-    for (id, node) in module.nodes() {
-        for &operand in &node.operands {
-            write_edge(out, module, operand, id, "")?;
-        }
-    }
-    for (index, output) in module.outputs.iter().enumerate() {
-        write_edge(out, module, output.value, format_args!("output{index}"), "")?;
-    }
-    for (id, state) in module.states.iter() {
-        if let Some(new) = state.output.filter(|&new| new != state.input) {
-            // The new value of a state is above the step that reads it.
-            write_edge(out, module, new, id, " [style=dashed, constraint=false]")?;
-        }
-    }
-    writeln!(out, "}}")
+        format!("  {id} [label={label}, shape=cylinder];\n")
+    });
+    let clusters = Phase::ALL.into_iter().map(|(phase, name)| cluster(module, phase, name));
+    let outputs = module.outputs.iter().enumerate().map(|(index, output)| {
+        format!("  output{index} [label={}, shape=ellipse];\n", label([&output.name]))
+    });
+    let read = module.nodes().flat_map(|(id, node)| node.operands.iter().map(move |&value| (id, value)));
+    let to_nodes = read.map(|(id, value)| edge(module, value, id, ""));
+    let given = module.outputs.iter().enumerate();
+    let to_outputs = given.map(|(index, output)| edge(module, output.value, format!("output{index}"), ""));
+    let to_states = module.states.iter().filter_map(|(id, state)| {
+        let new = state.output.filter(|&new| new != state.input)?;
+        // The edge from the new value back to the state does not move the state below the node.
+        Some(edge(module, new, id, " [style=dashed, constraint=false]"))
+    });
+    let nodes = inputs.chain(states).chain(clusters).chain(outputs);
+    let lines: String = nodes.chain(to_nodes).chain(to_outputs).chain(to_states).collect();
+    format!(
+        "digraph {} {{\n  node [shape=box, style=rounded, fontname=\"sans-serif\", fontsize=10];\n  edge \
+         [fontname=\"sans-serif\", fontsize=8];\n{lines}}}\n",
+        quoted(&module.name)
+    )
 }
 
-fn write_phase(out: &mut String, module: &Module, phase: Phase, name: &str) -> fmt::Result {
-    let mut nodes = module.nodes().filter(|(_, node)| node.phase == phase).peekable();
-    if nodes.peek().is_none() {
-        return Ok(());
-    }
-    writeln!(out, "  subgraph cluster_{name} {{\n    label={};", quoted(name))?;
-    for (id, node) in nodes {
+/// The nodes of a phase. Empty if there are none.
+fn cluster(module: &Module, phase: Phase, name: &str) -> String {
+    let nodes = module.nodes().filter(|(_, node)| node.phase == phase).map(|(id, node)| {
         let types: Vec<String> = node.results.iter().map(|&result| module.ty(result).to_string()).collect();
-        let label = label([node.op.name(), &types.join(", "), &node.origin]);
-        writeln!(out, "    {id} [label={label}];")?;
+        format!("    {id} [label={}];\n", label([node.op.name(), &types.join(", "), &node.origin]))
+    });
+    let nodes: String = nodes.collect();
+    if nodes.is_empty() {
+        return nodes;
     }
-    writeln!(out, "  }}")
+    format!("  subgraph cluster_{name} {{\n    label={};\n{nodes}  }}\n", quoted(name))
 }
 
-/// An edge from what defines a value; the second and later results of a node are told apart by their number.
-fn write_edge(
-    out: &mut String,
-    module: &Module,
-    value: ValueId,
-    to: impl Display,
-    style: &str,
-) -> fmt::Result {
+/// An edge from the definition of a value. The edge of a second or later result of a node is labelled with the number of the result.
+fn edge(module: &Module, value: ValueId, to: impl Display, style: &str) -> String {
     match module.value(value).definition {
-        Definition::Input(index) => writeln!(out, "  input{index} -> {to}{style};"),
-        Definition::State(id) => writeln!(out, "  {id} -> {to}{style};"),
-        Definition::Node(id, 0) => writeln!(out, "  {id} -> {to}{style};"),
-        Definition::Node(id, result) => writeln!(out, "  {id} -> {to} [label=\"{result}\"]{style};"),
+        Definition::Input(index) => format!("  input{index} -> {to}{style};\n"),
+        Definition::State(id) => format!("  {id} -> {to}{style};\n"),
+        Definition::Node(id, 0) => format!("  {id} -> {to}{style};\n"),
+        Definition::Node(id, result) => format!("  {id} -> {to} [label=\"{result}\"]{style};\n"),
     }
 }
 
-/// The lines that are not empty, one below the other.
+/// Returns a label of the lines that are not empty.
 fn label<const N: usize>(lines: [&str; N]) -> String {
     let lines = lines.iter().filter(|line| !line.is_empty()).map(|line| escaped(line));
     format!("\"{}\"", lines.collect::<Vec<_>>().join("\\n"))

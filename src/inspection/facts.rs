@@ -1,13 +1,13 @@
 //! The facts of a file and of a program.
 
 use crate::sizes;
-use ir::{Diagnostic, Module};
+use ir::Module;
 use onnx::{Model, TensorBytes, Value};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// What stands in a model's file.
+/// The facts about a model's file.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct FileFacts {
     /// The file.
@@ -18,19 +18,19 @@ pub struct FileFacts {
     pub ir_version: i64,
     /// Operator sets and their versions; `ai.onnx` is the standard one.
     pub opsets: BTreeMap<String, i64>,
-    /// What it takes.
+    /// The inputs that a user gives.
     pub inputs: Vec<Port>,
-    /// What it gives.
+    /// The outputs.
     pub outputs: Vec<Port>,
-    /// The number of its nodes, functions inlined.
+    /// The number of its nodes, with functions inlined.
     pub nodes: usize,
-    /// How many nodes of each operator there are.
+    /// The number of nodes of each operator.
     pub operators: BTreeMap<String, usize>,
-    /// How many tensors it holds.
+    /// The number of its tensors.
     pub tensors: usize,
-    /// Bytes of all of them.
+    /// The bytes of all tensors.
     pub bytes: u64,
-    /// Tensors whose bytes are in a file that is not there.
+    /// The number of tensors whose bytes are in a missing file.
     pub absent: usize,
     /// The tensors: name and type.
     #[serde(skip)]
@@ -68,17 +68,14 @@ impl FileFacts {
                 if standard { node.op_type.clone() } else { format!("{}.{}", node.domain, node.op_type) };
             *operators.entry(name).or_insert(0) += 1;
         }
-        let mut stored = BTreeMap::new();
-        let (mut bytes, mut absent) = (0u64, 0);
-        for tensor in &graph.tensors {
+        let stored = graph.tensors.iter().map(|tensor| {
             let is_float = matches!(tensor.dtype.name(), "f64" | "f32" | "f16" | "bf16");
-            let elements = tensor.element_count() as u64;
             let ty = format!("{}{:?}", tensor.dtype, tensor.dims);
-            stored.insert(tensor.name.clone(), StoredTensor { ty, elements, is_float });
-            let size = tensor.dtype.bytes_of(tensor.element_count()).unwrap_or(0);
-            bytes = bytes.saturating_add(size as u64);
-            absent += usize::from(matches!(tensor.bytes, TensorBytes::Absent { .. }));
-        }
+            let elements = tensor.element_count() as u64;
+            (tensor.name.clone(), StoredTensor { ty, elements, is_float })
+        });
+        let size = |tensor: &onnx::Tensor| tensor.dtype.bytes_of(tensor.element_count()).unwrap_or(0) as u64;
+        let is_absent = |tensor: &&onnx::Tensor| matches!(tensor.bytes, TensorBytes::Absent { .. });
         Self {
             path: path.display().to_string(),
             producer: model.producer.clone(),
@@ -89,23 +86,23 @@ impl FileFacts {
             nodes: graph.nodes.len(),
             operators,
             tensors: graph.tensors.len(),
-            bytes,
-            absent,
-            stored,
+            bytes: graph.tensors.iter().map(size).fold(0, u64::saturating_add),
+            absent: graph.tensors.iter().filter(is_absent).count(),
+            stored: stored.collect(),
         }
     }
 }
 
-/// The forward program, its loss included where there is one.
+/// The forward program, with its loss if it has one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProgramFacts {
-    /// How often each of the patterns was found that have an operator of their own.
+    /// The number of times that each pattern was found which has an operator of its own.
     pub patterns: BTreeMap<String, usize>,
-    /// How many nodes of each operator there are.
+    /// The number of nodes of each operator.
     pub operators: BTreeMap<String, usize>,
 }
 
-/// Operators that exporters spell out, and that the import and `canonicalize` find again.
+/// The operators that exporters write as several nodes, which the import and `canonicalize` recognise.
 pub(super) const PATTERNS: [&str; 9] = [
     "attention",
     "cross_entropy",
@@ -127,30 +124,5 @@ impl ProgramFacts {
         }
         let found = PATTERNS.iter().filter_map(|&name| Some((name.to_string(), *operators.get(name)?)));
         Self { patterns: found.collect(), operators }
-    }
-}
-
-/// A diagnostic, for JSON.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct DiagnosticFacts {
-    /// What.
-    pub message: String,
-    /// Where.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub origin: Option<String>,
-    /// Why, and what would work.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<String>,
-}
-
-impl DiagnosticFacts {
-    pub(super) fn diagnostic(diagnostic: &Diagnostic) -> Self {
-        let Diagnostic { message, origin, notes, .. } = diagnostic.clone();
-        Self { message, origin, notes }
-    }
-
-    pub(super) fn as_diagnostic(&self) -> Diagnostic {
-        let Self { message, origin, notes } = self.clone();
-        Diagnostic { message, origin, notes, is_passing: false }
     }
 }

@@ -1,12 +1,12 @@
-//! What a folder holds that `compile` wrote: how far its run came, and what can be taken from it.
+//! A folder that `compile` wrote: its program, the progress of its run, its checkpoints and its results.
 
 use super::measured::MeasuredPipeline;
-use super::prediction::{filled, milliseconds};
-use super::units::{bytes, count, grouped};
+use super::prediction::filled;
 use super::{PipelineFacts, PredictionFacts};
-use crate::export;
 use crate::failure::Failure;
-use crate::output::PROFILE;
+use crate::output::{EXPORTED, PROFILE};
+use crate::training::METRICS;
+use crate::units::{bytes, count, grouped, milliseconds};
 use checkpoint::Checkpoint;
 use ir::machine::{DeviceKind, Machine};
 use ir::{Diagnostic, Level, Module, Role, visible};
@@ -17,8 +17,8 @@ use std::fs;
 use std::path::Path;
 use train::metrics::{StepMetrics, read_metrics};
 
-/// A folder of a run. What is not there is left out.
-#[derive(Clone, Debug, Serialize)]
+/// The contents of the folder of a run. Files that are not there are left out.
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct FolderFacts {
     /// The folder.
     pub path: String,
@@ -30,7 +30,7 @@ pub struct FolderFacts {
     pub run: Option<RunFacts>,
     /// Checkpoints, oldest first.
     pub checkpoints: Vec<CheckpointFacts>,
-    /// What `plan.json` says.
+    /// The contents of `plan.json`.
     #[serde(skip_serializing_if = "serde_json::Value::is_null")]
     pub plan: serde_json::Value,
     /// The settings that `--config config.toml` gives again.
@@ -38,16 +38,16 @@ pub struct FolderFacts {
     pub config: Option<String>,
     /// Files with the result, and their sizes.
     pub results: Vec<(String, u64)>,
-    /// What a step takes on the device that was asked about.
+    /// The prediction of a step on the machine of the question.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prediction: Option<PredictionFacts>,
-    /// The pipeline, if the program has stages and they were asked about.
+    /// The pipeline, if the program has stages and the question is about them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pipeline: Option<PipelineFacts>,
     /// The tasks of the pipeline, if a run has measured them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<MeasuredPipeline>,
-    /// Files that are there and cannot be read, and why.
+    /// The files that cannot be read, each with the reason.
     pub problems: Vec<String>,
 }
 
@@ -56,11 +56,11 @@ pub struct FolderFacts {
 pub struct CompiledFacts {
     /// The module's name.
     pub name: String,
-    /// How many states are parameters.
+    /// The number of states that are parameters.
     pub parameters: usize,
-    /// Their elements.
+    /// The number of elements of these states.
     pub elements: u64,
-    /// Bytes of all states: what a checkpoint holds.
+    /// The bytes of all states, which a checkpoint holds.
     pub state_bytes: u64,
 }
 
@@ -81,7 +81,7 @@ pub struct RunFacts {
     pub best_eval: Option<(u64, f64)>,
     /// Steps whose update was left out.
     pub skipped: usize,
-    /// Milliseconds of a step: half of all take longer.
+    /// The median of the milliseconds of a step.
     pub median_step_ms: f64,
 }
 
@@ -92,43 +92,24 @@ pub struct CheckpointFacts {
     pub step: u64,
     /// Bytes of its files.
     pub bytes: u64,
-    /// What is wrong with it, if it is not whole.
+    /// The fault of a checkpoint that is damaged.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub damaged: Option<String>,
 }
 
 impl FolderFacts {
-    /// Looks at a folder. Errors: one that `compile` did not write.
+    /// Gathers the facts about a folder.
+    ///
+    /// # Errors
+    /// The folder was not written by `compile`.
     pub fn of(path: &Path) -> Result<Self, Diagnostic> {
-        let mut facts = Self {
-            path: path.display().to_string(),
-            program: None,
-            run: None,
-            checkpoints: vec![],
-            plan: serde_json::Value::Null,
-            config: None,
-            results: vec![],
-            prediction: None,
-            pipeline: None,
-            measured: None,
-            problems: vec![],
-        };
-        let program = facts.read(path, "program.ir").map(|text| ir::text::parse(&text));
-        let plan = facts.read(path, "plan.json").map(|text| serde_json::from_str(&text));
-        facts.config = facts.read(path, "config.toml");
-        match program.transpose() {
-            Ok(program) => facts.program = program.map(|module| CompiledFacts::of(&module)),
-            Err(error) => facts.problems.push(format!("program.ir: {error}")),
-        }
-        match plan.transpose() {
-            Ok(plan) => facts.plan = plan.unwrap_or_default(),
-            Err(error) => facts.problems.push(format!("plan.json: {error}")),
-        }
-        match MeasuredPipeline::in_folder(path) {
-            Ok(measured) => facts.measured = measured,
-            Err(error) => facts.problems.push(format!("{PROFILE}: {error}")),
-        }
-        let metrics = path.join("metrics.jsonl");
+        let mut facts = Self { path: path.display().to_string(), ..Self::default() };
+        let program = facts.read(path, "program.ir", ir::text::parse);
+        facts.program = program.map(|module| CompiledFacts::of(&module));
+        facts.plan = facts.read(path, "plan.json", |text| serde_json::from_str(text)).unwrap_or_default();
+        facts.config = facts.read(path, "config.toml", |text| Ok::<_, Diagnostic>(text.to_owned()));
+        facts.measured = facts.read(path, PROFILE, |text| serde_json::from_str(text));
+        let metrics = path.join(METRICS);
         if metrics.exists() {
             match read_metrics(&metrics) {
                 Ok(steps) => facts.run = RunFacts::of(&steps),
@@ -136,7 +117,7 @@ impl FolderFacts {
             }
         }
         facts.checkpoints = checkpoints(&path.join("checkpoints"));
-        for name in export::FILES {
+        for name in EXPORTED {
             if let Ok(found) = fs::metadata(path.join(name)) {
                 facts.results.push((name.to_string(), found.len()));
             }
@@ -149,11 +130,11 @@ impl FolderFacts {
         Ok(facts)
     }
 
-    /// Predicts a step of the folder's program on a machine. Of a program with stages, its pipeline: without a machine by the times of the
-    /// device that passes assume.
+    /// Predicts a step of the folder's program on a machine. If the program has stages, its pipeline is predicted, and without a machine the
+    /// prediction is for the device that passes assume.
     ///
     /// # Errors
-    /// A program that is not valid: the folder's file was changed. An operator for which the device has no kernel.
+    /// A program that is not valid, because the folder's file was changed; an operator without a kernel for the device.
     pub fn predict(&mut self, program: &Module, machine: Option<&Machine>) -> Result<(), Failure> {
         ir::verify::verify(program)?;
         if program.level == Level::Lowered {
@@ -177,36 +158,38 @@ impl FolderFacts {
         if device == Some("cuda") { DeviceKind::Gpu } else { DeviceKind::Cpu }
     }
 
-    /// The run beside its prediction.
+    /// Compares the time of the run with its prediction.
     fn compare(&self, f: &mut fmt::Formatter<'_>, prediction: &PredictionFacts) -> fmt::Result {
         let Some(run) = &self.run else {
             return writeln!(f, "  no step was run, so there is no time to compare the prediction with");
         };
         let measured = milliseconds(run.median_step_ms);
         if prediction.kind != self.device_kind() {
-            let was = match self.device_kind() {
-                DeviceKind::Cpu => "was not on a GPU (--device cuda)",
-                DeviceKind::Gpu => "was on a GPU (--device cuda)",
-            };
+            let was = if self.device_kind() == DeviceKind::Gpu { "was" } else { "was not" };
             return writeln!(
                 f,
-                "  the run {was}: its {measured} per step cannot be compared with the prediction"
+                "  the run {was} on a GPU (--device cuda): its {measured} per step cannot be compared with the prediction"
             );
         }
         let times = run.median_step_ms / prediction.step_ms;
-        let mfu = 100.0 * prediction.mfu / times;
+        let mfu = 100.0 * prediction.throughput.mfu / times;
         writeln!(f, "  the run took {measured} per step, {times:.2} times the predicted time: MFU {mfu:.1} %")
     }
 
-    fn read(&mut self, path: &Path, name: &str) -> Option<String> {
-        match fs::read_to_string(path.join(name)) {
-            Ok(text) => Some(text),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => {
-                self.problems.push(format!("{name}: {error}"));
-                None
-            }
-        }
+    /// Reads a file of the folder, if it is there. A file that cannot be read is a problem.
+    fn read<T, E: fmt::Display>(
+        &mut self,
+        path: &Path,
+        name: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        let read = match fs::read_to_string(path.join(name)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+            Err(error) => Err(error.to_string()),
+            Ok(text) => parse(&text).map_err(|error| error.to_string()),
+        };
+        self.problems.extend(read.as_ref().err().map(|error| format!("{name}: {error}")));
+        read.ok()
     }
 }
 
@@ -226,6 +209,8 @@ impl CompiledFacts {
 impl RunFacts {
     fn of(steps: &[StepMetrics]) -> Option<Self> {
         let (first, last) = (steps.first()?, steps.last()?);
+        let mut times: Vec<f64> = steps.iter().map(|step| step.step_ms).collect();
+        times.sort_by(f64::total_cmp);
         let evals = || steps.iter().filter_map(|step| Some((step.step, step.eval_loss?)));
         Some(Self {
             steps: last.step,
@@ -234,14 +219,9 @@ impl RunFacts {
             last_eval: evals().next_back(),
             best_eval: evals().filter(|(_, loss)| loss.is_finite()).min_by(|a, b| a.1.total_cmp(&b.1)),
             skipped: steps.iter().filter(|step| step.skipped).count(),
-            median_step_ms: median(steps.iter().map(|step| step.step_ms).collect()),
+            median_step_ms: times[times.len() / 2],
         })
     }
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
 }
 
 /// The folders `step-N`, by N.
@@ -263,67 +243,48 @@ fn checkpoints(folder: &Path) -> Vec<CheckpointFacts> {
 impl fmt::Display for FolderFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", visible(&self.path))?;
-        if let Some(program) = &self.program {
-            let (states, elements) = (count(program.parameters, "parameter"), grouped(program.elements));
-            let size = bytes(program.state_bytes);
-            writeln!(
-                f,
-                "  program      {}: {states}, {elements} elements, {size} of state",
-                visible(&program.name)
-            )?;
-        }
         let planned = |path: &str| self.plan.pointer(path).and_then(serde_json::Value::as_u64);
-        if let (Some(batch), Some(microbatches)) = (planned("/microbatch"), planned("/microbatches")) {
-            writeln!(f, "  step         {microbatches} x {}", count(batch as usize, "sample"))?;
-        }
-        if let Some(peak) = planned("/memory/peak") {
-            writeln!(f, "  memory       {} planned", bytes(peak))?;
-        }
-        if let Some(pipeline) = self.plan.get("pipeline").and_then(serde_json::Value::as_str) {
-            writeln!(f, "  passes       {}", visible(pipeline))?;
-        }
-        if let Some(run) = &self.run {
-            let skipped = if run.skipped > 0 { format!(", {} skipped", run.skipped) } else { String::new() };
-            let (first, last) = (run.first_loss, run.last_loss);
+        let passes = self.plan.get("pipeline").and_then(serde_json::Value::as_str);
+        let evaluations = self.run.as_ref().and_then(|run| run.last_eval.zip(run.best_eval));
+        let mut rows: Vec<(&str, String)> = vec![];
+        rows.extend(self.program.as_ref().map(|program| {
+            let CompiledFacts { name, parameters, elements, state_bytes } = program;
+            let (states, elements, size) =
+                (count(*parameters, "parameter"), grouped(*elements), bytes(*state_bytes));
+            ("program", format!("{name}: {states}, {elements} elements, {size} of state"))
+        }));
+        rows.extend(planned("/microbatch").zip(planned("/microbatches")).map(|(batch, microbatches)| {
+            ("step", format!("{microbatches} x {}", count(batch as usize, "sample")))
+        }));
+        rows.extend(planned("/memory/peak").map(|peak| ("memory", format!("{} planned", bytes(peak)))));
+        rows.extend(passes.map(|passes| ("passes", passes.to_owned())));
+        rows.extend(self.run.as_ref().map(|run| {
+            let RunFacts { first_loss, last_loss, skipped, .. } = run;
+            let skipped = if *skipped > 0 { format!(", {skipped} skipped") } else { String::new() };
             let steps = count(run.steps as usize, "step");
-            writeln!(
-                f,
-                "  run          {steps}{skipped}; loss {first:.4} at the first step, {last:.4} at the last"
-            )?;
-        }
-        if let Some(((at, last), (best_at, best))) =
-            self.run.as_ref().and_then(|run| run.last_eval.zip(run.best_eval))
-        {
-            writeln!(f, "  evaluation   {last:.4} after step {at}; best {best:.4} after step {best_at}")?;
-        }
-        for checkpoint in &self.checkpoints {
-            let damaged = checkpoint.damaged.as_ref().map(|why| format!(", damaged: {}", visible(why)));
-            let size = bytes(checkpoint.bytes);
-            writeln!(
-                f,
-                "  checkpoint   after {}: {size}{}",
-                count(checkpoint.step as usize, "step"),
-                damaged.unwrap_or_default()
-            )?;
-        }
-        for (name, size) in &self.results {
-            writeln!(f, "  result       {name}: {}", bytes(*size))?;
-        }
-        self.problems.iter().try_for_each(|problem| writeln!(f, "  cannot read  {}", visible(problem)))?;
+            let losses = format!("loss {first_loss:.4} at the first step, {last_loss:.4} at the last");
+            ("run", format!("{steps}{skipped}; {losses}"))
+        }));
+        rows.extend(evaluations.map(|((at, last), (best_at, best))| {
+            ("evaluation", format!("{last:.4} after step {at}; best {best:.4} after step {best_at}"))
+        }));
+        rows.extend(self.checkpoints.iter().map(|CheckpointFacts { step, bytes: size, damaged }| {
+            let damaged = damaged.as_ref().map(|why| format!(", damaged: {why}")).unwrap_or_default();
+            ("checkpoint", format!("after {}: {}{damaged}", count(*step as usize, "step"), bytes(*size)))
+        }));
+        rows.extend(self.results.iter().map(|(name, size)| ("result", format!("{name}: {}", bytes(*size)))));
+        rows.extend(self.problems.iter().map(|problem| ("cannot read", problem.clone())));
+        rows.iter().try_for_each(|(label, text)| writeln!(f, "  {label:13}{}", visible(text)))?;
         if let Some(prediction) = &self.prediction {
             write!(f, "{prediction}")?;
             self.compare(f, prediction)?;
         }
-        if let Some(pipeline) = &self.pipeline {
-            write!(f, "{pipeline}")?;
-        }
-        if let Some(measured) = &self.measured {
-            write!(f, "\n{measured}")?;
-        }
-        if let Some(config) = &self.config {
-            writeln!(f, "\nsettings (config.toml)")?;
-            config.lines().try_for_each(|line| writeln!(f, "  {}", visible(line)))?;
-        }
-        Ok(())
+        let pipeline = self.pipeline.as_ref().map(ToString::to_string);
+        let measured = self.measured.as_ref().map(|measured| format!("\n{measured}"));
+        let config = self.config.as_ref().map(|config| {
+            let lines = config.lines().map(|line| format!("  {}\n", visible(line)));
+            format!("\nsettings (config.toml)\n{}", lines.collect::<String>())
+        });
+        [pipeline, measured, config].into_iter().flatten().try_for_each(|section| f.write_str(&section))
     }
 }

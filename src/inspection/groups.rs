@@ -1,6 +1,6 @@
-//! Groups of parameters that learn or decay otherwise than the rest, and which parameters they are.
+//! Groups of parameters with a learning rate or a weight decay of their own, and their members.
 
-use super::units::count;
+use crate::units::count;
 use ir::visible;
 use passes::optimizer::{Group, settings};
 use passes::reports::{ParameterReport, RowRole};
@@ -10,26 +10,26 @@ use std::fmt;
 /// A group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupFacts {
-    /// As it is written on the command line.
+    /// The group, as it is written on the command line.
     pub group: String,
-    /// The parameters that its pattern fits.
+    /// The parameters whose names match its pattern.
     pub parameters: Vec<GroupMember>,
 }
 
-/// A parameter of a group. Where it is of several, what all of them together say.
+/// A parameter of a group. Its settings follow from all groups that it belongs to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupMember {
     /// The tensor's name in the file.
     pub name: String,
     /// The factor on its learning rate.
     pub lr: f64,
-    /// Its weight decay, if a group says it.
+    /// Its weight decay, if a group sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
 }
 
 impl GroupFacts {
-    /// What the groups are of a model's parameters.
+    /// The groups of a model, each with its parameters.
     pub(super) fn of(groups: &[Group], reports: &[ParameterReport]) -> Vec<Self> {
         let trained = |report: &&ParameterReport| {
             report.role == RowRole::Parameter && !report.frozen && report.tied.is_none()

@@ -1,14 +1,12 @@
 //! The tasks of a pipeline as a run with `--profile` measured them, beside those of the timetable: `profile.json`.
 
-use crate::output::PROFILE;
+use crate::units::aligned;
 use ir::timetable::{TASK_PHASES, Task};
 use ir::{Module, Phase, StageTable, Timeline};
 use program::profile::{MeasuredRank, MeasuredRuns, MeasuredTask, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
-use std::path::Path;
 
 /// The measured ranks of a pipeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,7 +15,7 @@ pub struct MeasuredPipeline {
     pub schedule: String,
     /// Steps that were measured: all but the first.
     pub steps: u64,
-    /// The ranks: a stage after the other.
+    /// The ranks, stage by stage.
     pub ranks: Vec<MeasuredRankFacts>,
 }
 
@@ -38,7 +36,7 @@ pub struct MeasuredRankFacts {
     pub update_ms: f64,
     /// The share of the time of the microbatches in which the rank computed nothing.
     pub idle: f64,
-    /// This share in the timetable. `None` of a schedule whose steps have no flush between them.
+    /// This share by the timetable. `None` if the schedule has no flush between steps.
     pub predicted: Option<PredictedIdle>,
     /// The tasks of the newest step. Their times count from the first task of all ranks.
     pub tasks: Vec<MeasuredTask>,
@@ -67,7 +65,7 @@ pub struct MeasuredStageFacts {
 }
 
 impl MeasuredPipeline {
-    /// The facts of all ranks, in their order, whose moments count from one zero. `None` of a program without stages.
+    /// The facts of all ranks, in their order. Their times count from the same moment. `None` for a program without stages.
     pub fn of(module: &Module, ranks: &[MeasuredRank]) -> Option<Self> {
         let pipeline = module.pipeline.as_ref()?;
         let devices = (ranks.len() / (pipeline.ranks() as usize).max(1)).max(1);
@@ -101,18 +99,6 @@ impl MeasuredPipeline {
             ranks: ranks.iter().enumerate().map(one).collect(),
         })
     }
-
-    /// The facts that a run has left in its folder, if it has.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
-    pub fn in_folder(folder: &Path) -> Result<Option<Self>, String> {
-        match fs::read_to_string(folder.join(PROFILE)) {
-            Ok(text) => serde_json::from_str(&text).map(Some).map_err(|error| error.to_string()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error.to_string()),
-        }
-    }
 }
 
 fn stage_facts(stage: u32, measured: &MeasuredRank) -> MeasuredStageFacts {
@@ -129,8 +115,8 @@ fn stage_facts(stage: u32, measured: &MeasuredRank) -> MeasuredStageFacts {
     }
 }
 
-/// For each rank the share of the steps' time in which it computed nothing. A step lasts from the first task of all ranks to the end of
-/// the last; without a flush between steps, from the first task of the rank itself to its last.
+/// Returns, for each rank, the share of the time of its steps in which it computed nothing. A step lasts from the begin of the first task to
+/// the end of the last task of all ranks. Without a flush between steps, the first and the last task are those of the rank itself.
 fn measured_idle(pipeline: &StageTable, ranks: &[MeasuredRank]) -> Vec<f64> {
     let steps = ranks.iter().map(|rank| rank.windows.len()).min().unwrap_or_default();
     let newest = |rank: &MeasuredRank| -> Vec<Window> { rank.windows[rank.windows.len() - steps..].to_vec() };
@@ -153,7 +139,7 @@ fn measured_idle(pipeline: &StageTable, ranks: &[MeasuredRank]) -> Vec<f64> {
     windows.iter().map(idle).collect()
 }
 
-/// For each pipeline rank its idle share by the timetable and the times on the devices of its stage.
+/// Returns, for each pipeline rank, its idle share by the timetable, if tasks take the measured times.
 fn predicted_idle(
     module: &Module,
     pipeline: &StageTable,
@@ -162,12 +148,16 @@ fn predicted_idle(
     if pipeline.is_asynchronous() {
         return None;
     }
-    let mut by_task: BTreeMap<(&str, u32, u32), Mean> = BTreeMap::new();
-    let mut by_part: BTreeMap<(&str, u32), Mean> = BTreeMap::new();
-    for runs in ranks.iter().flat_map(|rank| &rank.runs) {
-        by_task.entry((&runs.phase, runs.stage, runs.microbatch)).or_default().add(runs);
-        by_part.entry((&runs.phase, runs.stage)).or_default().add(runs);
+    // The time and the number of all runs.
+    let mut by_task: BTreeMap<(&str, u32, u32), (f64, u64)> = BTreeMap::new();
+    let mut by_part: BTreeMap<(&str, u32), (f64, u64)> = BTreeMap::new();
+    for MeasuredRuns { phase, stage, microbatch, runs, busy } in ranks.iter().flat_map(|rank| &rank.runs) {
+        let of_task = by_task.entry((phase, *stage, *microbatch)).or_default();
+        *of_task = (of_task.0 + busy, of_task.1 + runs);
+        let of_part = by_part.entry((phase, *stage)).or_default();
+        *of_part = (of_part.0 + busy, of_part.1 + runs);
     }
+    let mean = |(busy, runs): &(f64, u64)| busy / (*runs).max(1) as f64;
     let dependencies = module.dependencies();
     let shares = |cost: &dyn Fn(Task) -> Option<f64>| -> Option<Vec<f64>> {
         let StageTable { timetable, placement, microbatches, .. } = pipeline;
@@ -179,73 +169,48 @@ fn predicted_idle(
         Some((0..timeline.ranks.len()).map(share).collect())
     };
     let name = |task: Task| (task.part.phase.long_name(), task.part.chunk);
-    let by_means = shares(&|task| by_part.get(&name(task)).map(Mean::value))?;
+    let by_means = shares(&|task| by_part.get(&name(task)).map(mean))?;
     let by_tasks = shares(&|task| {
         let (phase, stage) = name(task);
-        by_task.get(&(phase, stage, task.microbatch)).map(Mean::value)
+        by_task.get(&(phase, stage, task.microbatch)).map(mean)
     })?;
     let both = by_means.into_iter().zip(by_tasks);
     Some(both.map(|(by_means, by_tasks)| PredictedIdle { by_means, by_tasks }).collect())
 }
 
-/// The mean time of several runs.
-#[derive(Default)]
-struct Mean {
-    busy: f64,
-    runs: u64,
-}
-
-impl Mean {
-    fn add(&mut self, runs: &MeasuredRuns) {
-        (self.busy, self.runs) = (self.busy + runs.busy, self.runs + runs.runs);
-    }
-
-    fn value(&self) -> f64 {
-        self.busy / self.runs.max(1) as f64
-    }
-}
-
-/// The short name of a measured task: `F0.3`.
-pub(super) fn short_name(task: &MeasuredTask) -> String {
+/// The task that was measured.
+pub(super) fn task_of(task: &MeasuredTask) -> Task {
     let phase = TASK_PHASES.iter().find(|(phase, _)| phase.long_name() == task.phase);
     let phase = phase.map_or(Phase::Forward, |(phase, _)| *phase);
-    Task::new(phase, task.stage, task.microbatch).to_string()
+    Task::new(phase, task.stage, task.microbatch)
 }
 
 impl fmt::Display for MeasuredPipeline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let splits = self.ranks.iter().flat_map(|rank| &rank.stages).any(|stage| stage.weight_ms.is_some());
-        let weight = if splits { format!("{:>11}", "weights") } else { String::new() };
+        let columns = [("rank", 6), ("stage", 7), ("forward", 11), ("backward", 11)].into_iter();
+        let of_rank = [("waits", 11), ("prepare", 11), ("update", 11), ("idle", 9)];
+        let predicted = [("by means", 10), ("by tasks", 10)];
+        let columns = columns.chain(splits.then_some(("weights", 11))).chain(of_rank).chain(predicted);
+        let (heads, widths): (Vec<&str>, Vec<usize>) = columns.unzip();
         let steps = if self.steps == 1 { "a step" } else { "the mean of all steps but the first" };
-        writeln!(f, "stages, measured, milliseconds a step ({steps}):")?;
-        writeln!(
-            f,
-            "  rank  stage{:>11}{:>11}{weight}{:>11}{:>11}{:>11}{:>9}{:>10}{:>10}",
-            "forward", "backward", "waits", "prepare", "update", "idle", "by means", "by tasks"
-        )?;
+        writeln!(f, "stages, measured, milliseconds a step ({steps}):\n{}", aligned(&widths, heads))?;
+        let ms = |ms: f64| format!("{ms:.3}");
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         for rank in &self.ranks {
             for (index, stage) in rank.stages.iter().enumerate() {
                 let MeasuredStageFacts { stage, forward_ms, backward_ms, weight_ms } = stage;
-                write!(f, "  {:>4}  {stage:>5}{forward_ms:>11.3}{backward_ms:>11.3}", rank.rank)?;
-                if splits {
-                    write!(f, "{:>11.3}", weight_ms.unwrap_or_default())?;
+                let mut cells = vec![rank.rank.to_string(), stage.to_string()];
+                let weights = splits.then(|| weight_ms.unwrap_or_default());
+                cells.extend([*forward_ms, *backward_ms].into_iter().chain(weights).map(ms));
+                if index == 0 {
+                    let MeasuredRankFacts { waits_ms, prepare_ms, update_ms, idle, predicted, .. } = rank;
+                    cells.extend([*waits_ms, *prepare_ms, *update_ms].map(ms));
+                    cells.push(percent(*idle));
+                    let predicted = predicted.map(|idle| [idle.by_means, idle.by_tasks].map(percent));
+                    cells.extend(predicted.unwrap_or(["-", "-"].map(str::to_owned)));
                 }
-                if index > 0 {
-                    writeln!(f)?;
-                    continue;
-                }
-                let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-                let MeasuredRankFacts { waits_ms, prepare_ms, update_ms, idle, predicted, .. } = rank;
-                let predicted = |of: fn(PredictedIdle) -> f64| {
-                    predicted.map_or_else(|| "-".to_owned(), |predicted| percent(of(predicted)))
-                };
-                writeln!(
-                    f,
-                    "{waits_ms:>11.3}{prepare_ms:>11.3}{update_ms:>11.3}{:>9}{:>10}{:>10}",
-                    percent(*idle),
-                    predicted(|predicted| predicted.by_means),
-                    predicted(|predicted| predicted.by_tasks)
-                )?;
+                writeln!(f, "{}", aligned(&widths, cells))?;
             }
         }
         let source = match self.ranks.iter().any(|rank| rank.predicted.is_some()) {
@@ -336,7 +301,7 @@ mod tests {
             .ranks
             .iter()
             .flat_map(|rank| &rank.tasks)
-            .map(|task| (short_name(task), task.begin_ms))
+            .map(|task| (task_of(task).to_string(), task.begin_ms))
             .collect();
         let expected = [("F0.1", 0.0), ("B0.1", 11.0), ("F1.1", 2.0), ("B1.1", 9.0)];
         assert_eq!(begins, expected.map(|(name, begin)| (name.to_owned(), begin)));

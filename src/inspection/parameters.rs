@@ -1,4 +1,4 @@
-//! What each float tensor of the file is, and why.
+//! The role of each float tensor of the file, with the reason.
 
 use ir::{Module, Role, State};
 use onnx::StateDict;
@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The float tensors that the program reads.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ParameterFacts {
-    /// How many tensors of the file are parameters; ties count once.
+    /// The number of tensors of the file that are parameters. Tied tensors count once.
     pub count: usize,
     /// Elements that are trained.
     pub trained: u64,
@@ -29,18 +29,18 @@ pub struct TensorRow {
     pub ty: String,
     /// Its role.
     pub role: RowRole,
-    /// Whether it is a parameter that is not trained because the user said so.
+    /// Whether it is a parameter that the user excluded from training.
     pub frozen: bool,
-    /// Why it is what it is.
+    /// The reason for its role.
     pub reason: String,
-    /// The names that the author's module has for it; several, if it holds several of the author's tensors.
+    /// Its names in the author's module. It has several if it holds several of the author's tensors.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub author: Vec<String>,
     /// Other names that patterns and weights files may use.
     pub aliases: Vec<String>,
     /// The states that hold it.
     pub states: Vec<PartFacts>,
-    /// The tensor it is one with.
+    /// The tensor to which it is tied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tied: Option<Tie>,
 }
@@ -53,7 +53,7 @@ pub struct PartFacts {
     /// Its type.
     #[serde(rename = "type")]
     pub ty: String,
-    /// From the tensor to the state, as in the text of a program; empty if it is the tensor.
+    /// The view from the tensor to the state, as in the text of a program. Empty if the state is the whole tensor.
     pub view: String,
 }
 
@@ -81,7 +81,7 @@ impl ParameterFacts {
     }
 }
 
-/// Elements of the states of a role that stand for tensors of the file.
+/// The number of elements of the states of a role that hold tensors of the file.
 fn elements<'a>(role: Role, states: impl Iterator<Item = &'a State>) -> u64 {
     let states = states.filter(|state| state.role == role && state.initializer.data().is_some());
     states.filter_map(|state| state.ty.numel()).fold(0, u64::saturating_add)
@@ -97,18 +97,14 @@ impl TensorRow {
             ty: states.get(part.state.as_str()).map(|state| state.ty.to_string()).unwrap_or_default(),
             view: ir::text::view_text(&part.view),
         };
+        let author = names.get(report.data.as_str()).into_iter().flatten();
         Self {
             name: report.data.clone(),
             ty: report.ty.to_string(),
             role: report.role,
             frozen: report.frozen,
             reason: report.reason.clone(),
-            author: names
-                .get(report.data.as_str())
-                .into_iter()
-                .flatten()
-                .map(|name| name.to_string())
-                .collect(),
+            author: author.map(|name| name.to_string()).collect(),
             aliases: report.aliases.clone(),
             states: report.states.iter().map(part).collect(),
             tied: report.tied.clone(),
@@ -121,7 +117,7 @@ impl TensorRow {
         std::iter::once(&self.name).chain(others).map(String::as_str)
     }
 
-    /// Whether its one state is the tensor, under one of the tensor's names.
+    /// Whether one state, which has a name of the tensor, holds the whole tensor.
     pub(super) fn is_plain(&self) -> bool {
         let own = |state: &String| *state == self.name || self.aliases.contains(state);
         matches!(&self.states[..], [part] if part.view.is_empty() && own(&part.state))

@@ -1,40 +1,32 @@
 //! A step predicted on a machine that need not be here, and where its time goes: `inspect --target` and `--cluster`.
 
 mod text;
-mod timeline;
 
-pub(crate) use text::milliseconds;
-pub(super) use text::price;
-
-use super::units::grouped;
 use crate::failure::Failure;
-use crate::lowering::Lowering;
-use crate::targets;
-use crate::training;
+use crate::units::grouped;
+use crate::{sizes, training};
 use bytes::Bytes;
 use ir::machine::{DeviceKind, Machine, Unit};
 use ir::ops::collective::Collective;
 use ir::{AxisId, Blob, DType, Mesh, Module, Op, Operator, Phase};
-use passes::Manager;
-use program::MemoryByClass;
-use program::Multiprocessors;
 use program::backend::Declined;
 use program::commands::CommandClass;
 use program::simulator::{ExchangeTime, SimulatedCommand, SimulatedPart, SimulatedStep};
-use program::{Part, Program, UpdateTime};
-use serde::Serialize;
+use program::{Memory, MemoryByClass, Part, Program, Target, UpdateTime};
+use serde::{Serialize, Serializer};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A step on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PredictionFacts {
     /// The device.
     pub device: String,
-    /// Its kind.
+    /// The kind of the device.
     #[serde(skip)]
     pub kind: DeviceKind,
-    /// Microbatches of a step.
+    /// The microbatches of a step.
     pub microbatches: u64,
     /// The commands and the time of one run of each section.
     pub sections: Vec<SectionFacts>,
@@ -44,48 +36,50 @@ pub struct PredictionFacts {
     pub step_ms: f64,
     /// Milliseconds of a step in which every command waits for the command before it.
     pub in_turn_ms: f64,
+    /// The work of the step, with its rate, energy and cost.
+    #[serde(flatten)]
+    pub throughput: Throughput,
+    /// Bytes that each device allocates to train, by the plan for this machine.
+    pub planned: u64,
+    /// These bytes by class, where most of the memory is in use.
+    pub memory: MemoryClassFacts,
+    /// The time of the collectives. Collectives of one kind over the same axes are one entry.
+    pub exchanges: Vec<ExchangeFacts>,
+    /// The attention and the convolutions that cuDNN does not run.
+    pub not_by_cudnn: Vec<Declined>,
+    /// Commands by their kind, the longest first.
+    pub kinds: Vec<KindFacts>,
+    /// The commands of one run of each section, in order.
+    pub commands: Vec<CommandFacts>,
+}
+
+/// The work of a step on a machine, with its rate, energy and cost.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Throughput {
     /// Tokens that a step trains on; samples of a model without tokens.
     pub samples: u64,
-    /// Whether these are tokens.
+    /// Whether `samples` counts tokens.
     pub tokens: bool,
-    /// Of these in a second.
+    /// Tokens or samples per second.
     pub samples_per_s: f64,
-    /// Operations that the model needs: three times the products of its forward pass, of attention that is causal half of
-    /// them; for all devices.
+    /// Operations that the model needs: three times the products of its forward pass. Causal attention needs half of its products.
+    /// For all devices.
     pub model_flops: u64,
-    /// The model's operations as a share of the devices' peak in that time, for the element type of most operations.
+    /// The model's operations as a share of the operations that the devices could do in the time of the step, for the element type of
+    /// most multiplications.
     pub mfu: f64,
     /// Joules of a step, of all devices under load.
     pub joules: f64,
     /// Dollars of a step, of all devices.
     pub dollars: f64,
-    /// Bytes that each device allocates to train, by the plan for this machine.
-    pub planned: u64,
-    /// These bytes by class, where most of the memory is in use.
-    pub memory: MemoryClassFacts,
-    /// The time of the collectives, of those of one kind over the same axes together.
-    pub exchanges: Vec<ExchangeFacts>,
-    /// The attention and the convolutions that cuDNN is not asked for.
-    pub not_by_cudnn: Vec<DeclinedFacts>,
-    /// Commands by their kind, the longest first.
-    pub kinds: Vec<KindFacts>,
-    /// Every command of a step, in order; of the microbatches' those of one.
-    pub commands: Vec<CommandFacts>,
 }
 
 /// Bytes of a device's memory, by class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct MemoryClassFacts {
-    /// Parameters and buffers of the model, and casts of weights.
-    pub parameters: u64,
-    /// States of the optimizer.
-    pub optimizer: u64,
-    /// Gradients that wait for the update.
-    pub gradients: u64,
-    /// Activations that are saved for backward.
-    pub activations: u64,
-    /// Everything else of the arena.
-    pub workspace: u64,
+    /// The classes of the arena.
+    #[serde(flatten)]
+    pub classes: MemoryByClass,
     /// Constants.
     pub constants: u64,
 }
@@ -105,38 +99,16 @@ pub struct ExchangeFacts {
     pub not_hidden_ms: f64,
 }
 
-/// Instructions of one kind that cuDNN is not asked for, for one reason.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct DeclinedFacts {
-    /// The kind: `attention`, `gradient of attention` or `convolution`.
-    pub kind: &'static str,
-    /// The reason.
-    pub reason: String,
-    /// The instructions in one run of each section.
-    pub count: usize,
-}
-
-/// One run of a section, or of the rest of a microbatch.
+/// The commands of one run of a section.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SectionFacts {
     /// Its name.
     pub section: &'static str,
     /// Its runs in a step.
     pub runs: u64,
-    /// Kernels.
-    pub kernels: usize,
-    /// Multiplications of matrices.
-    pub multiplications: usize,
-    /// Operators that cuDNN runs.
-    pub libraries: usize,
-    /// Exchanges with other devices.
-    pub collectives: usize,
-    /// Copies from the host and to it.
-    pub copies: usize,
-    /// Instructions that the host runs.
-    pub on_host: usize,
-    /// Copies between the host and a file.
-    pub with_file: usize,
+    /// The number of commands of each of the [`CLASSES`].
+    #[serde(flatten, serialize_with = "by_class")]
+    pub counts: [usize; CLASSES.len()],
     /// Milliseconds.
     pub ms: f64,
 }
@@ -167,11 +139,11 @@ pub struct CommandFacts {
     pub stream: &'static str,
     /// The kind.
     pub kind: String,
-    /// The sizes it works on: of a multiplication `[batch, rows, terms, columns]`, else of its largest tensor.
+    /// The sizes `[batch, rows, terms, columns]` of a multiplication, or the sizes of the largest tensor of another command.
     pub sizes: Vec<usize>,
-    /// How many launches are in it.
+    /// The number of launches in it.
     pub layers: u32,
-    /// The node of the file that it belongs to, or the first of them.
+    /// The node of the file that it runs, or the first of several.
     pub origin: String,
     /// Bytes read.
     pub read: u64,
@@ -183,56 +155,83 @@ pub struct CommandFacts {
     pub flops: u64,
     /// The longest part of its time: `memory`, `compute`, `link`, `host`, `disk` or `launch`.
     pub bound: &'static str,
-    /// Microseconds after the section's beginning when it begins.
+    /// The microseconds from the begin of the section to its begin.
     pub begin_us: f64,
     /// Microseconds that it takes.
     pub us: f64,
 }
 
 impl PredictionFacts {
-    /// Predicts a step of a program's microbatches on a machine. Errors: an operator that the machine's device has no kernel for.
+    /// Predicts a step of a program's microbatches on a machine.
+    ///
+    /// # Errors
+    /// An operator without a kernel for the machine's device.
     pub fn of(
         module: &Module,
         microbatches: u64,
         update: UpdateTime,
         machine: &Machine,
     ) -> Result<Self, Failure> {
-        let manager = Manager::default();
-        let device = machine.device();
-        let (mut lowering, size) = (Lowering::new(&manager, 0), Multiprocessors(device.multiprocessors));
-        let target = targets::of(device.kind);
-        let programs =
-            training::lower_step(&mut lowering, module.clone(), microbatches, update, target, size)?;
-        let program = programs.first();
-        let list = target.commands(program, microbatches)?;
-        let step = SimulatedStep::of(&list, machine);
-        Ok(Self::new(module, program, &step, machine))
+        let (programs, target) =
+            training::lower_step_on(module.clone(), microbatches, update, machine.device())?;
+        Self::of_program(module, programs.first(), target, microbatches, machine)
     }
 
-    fn new(module: &Module, program: &Program, step: &SimulatedStep, machine: &Machine) -> Self {
+    /// Predicts a step whose program was lowered for the machine's device.
+    ///
+    /// # Errors
+    /// As of [`Self::of`].
+    pub(super) fn of_program(
+        module: &Module,
+        program: &Arc<Program>,
+        target: Target,
+        microbatches: u64,
+        machine: &Machine,
+    ) -> Result<Self, Failure> {
+        let step = SimulatedStep::of(&target.commands(program, microbatches)?, machine);
         let (seconds, device) = (step.seconds(), machine.device());
-        let (samples, tokens) = samples(module);
-        let samples = samples.saturating_mul(step.microbatches);
-        let model_flops = products(module).saturating_mul(3).saturating_mul(step.microbatches);
-        let devices = module.mesh.devices() as f64;
-        let most = seconds * device.matrices.of(multiplied(&step.parts)) * devices;
         // A microbatch that runs whole has no rest.
         let has_commands = |(part, _): &(Part, _)| {
             *part != Part::RestOfMicrobatch || !step.parts[*part as usize].commands.is_empty()
         };
         let parts = || Part::ALL.into_iter().filter(has_commands);
-        let all = || parts().flat_map(|(part, name)| commands(step, part, name));
+        let all = || parts().flat_map(|(part, name)| commands(&step, part, name));
         let in_turn: f64 = all().map(|(_, runs, one)| one.alone * runs as f64).sum();
-        let rented = machine.rented(module.mesh.devices()) as f64;
-        let not_by_cudnn = targets::of(device.kind).declined(program);
-        Self {
+        Ok(Self {
             device: device.name.clone(),
             kind: device.kind,
             microbatches: step.microbatches,
             launches: all().map(|(_, runs, _)| runs).sum(),
-            sections: parts().map(|(part, name)| SectionFacts::of(step, part, name)).collect(),
+            sections: parts().map(|(part, name)| SectionFacts::of(&step, part, name)).collect(),
             step_ms: seconds * 1e3,
             in_turn_ms: in_turn * 1e3,
+            throughput: Throughput::of(module, machine, step.microbatches, seconds, &step.parts),
+            planned: program.memory.peak(),
+            memory: MemoryClassFacts::of(program.memory),
+            exchanges: ExchangeFacts::all(module, &step),
+            not_by_cudnn: target.declined(program),
+            kinds: KindFacts::all(all().map(|(_, runs, one)| (runs, one))),
+            commands: all().map(|(section, _, one)| CommandFacts::of(section, one, &module.mesh)).collect(),
+        })
+    }
+}
+
+impl Throughput {
+    /// The throughput of a step of so many microbatches that takes `seconds`. `parts` are its simulated commands.
+    pub(super) fn of<'p>(
+        module: &Module,
+        machine: &Machine,
+        microbatches: u64,
+        seconds: f64,
+        parts: impl IntoIterator<Item = &'p SimulatedPart>,
+    ) -> Self {
+        let device = machine.device();
+        let (samples, tokens) = samples(module);
+        let samples = samples.saturating_mul(microbatches);
+        let model_flops = products(module).saturating_mul(3).saturating_mul(microbatches);
+        let most = seconds * device.matrices.of(multiplied(parts)) * module.ranks() as f64;
+        let rented = machine.rented(module.ranks()) as f64;
+        Self {
             samples,
             tokens,
             samples_per_s: samples as f64 / seconds,
@@ -240,18 +239,12 @@ impl PredictionFacts {
             mfu: model_flops as f64 / most,
             joules: device.watts * rented * seconds,
             dollars: device.price_per_hour * rented * seconds / 3600.0,
-            planned: program.memory.peak(),
-            memory: MemoryClassFacts::of(program.memory.by_class, program.memory.constants),
-            exchanges: ExchangeFacts::all(module, step),
-            not_by_cudnn: not_by_cudnn.into_iter().map(DeclinedFacts::of).collect(),
-            kinds: KindFacts::all(all().map(|(_, runs, one)| (runs, one))),
-            commands: all().map(|(section, _, one)| CommandFacts::of(section, one, &module.mesh)).collect(),
         }
     }
 }
 
-/// The element type that most operations of the multiplications in some parts have.
-pub(super) fn multiplied<'p>(parts: impl IntoIterator<Item = &'p SimulatedPart>) -> DType {
+/// The element type of most operations of the multiplications in some parts.
+fn multiplied<'p>(parts: impl IntoIterator<Item = &'p SimulatedPart>) -> DType {
     let mut flops: BTreeMap<DType, u64> = BTreeMap::new();
     for one in parts.into_iter().flat_map(|part| &part.commands) {
         let work = &one.command.work;
@@ -262,7 +255,7 @@ pub(super) fn multiplied<'p>(parts: impl IntoIterator<Item = &'p SimulatedPart>)
     flops.into_iter().max_by_key(|(_, flops)| *flops).map_or(DType::F32, |(dtype, _)| dtype)
 }
 
-/// The commands of a part, each with the part's name and its runs in a step.
+/// The commands of a part, each with the name of the part and the number of its runs in a step.
 fn commands<'s>(
     step: &'s SimulatedStep,
     part: Part,
@@ -272,16 +265,15 @@ fn commands<'s>(
     step.parts[part as usize].commands.iter().map(move |one| (name, runs, one))
 }
 
-/// The tokens of a microbatch, of all data ranks, and that they are such; samples, if the model takes none.
-pub(super) fn samples(module: &Module) -> (u64, bool) {
-    let batched = || module.inputs.iter().filter(|input| input.batched).map(|input| module.ty(input.value));
-    let tokens = batched().find(|ty| ty.dtype.is_integer() && ty.ndim() == 2).and_then(ir::Type::numel);
-    let batch = || batched().find_map(|ty| ty.dims.first()?.size());
-    (tokens.or_else(batch).unwrap_or(1), tokens.is_some())
+/// The tokens of a microbatch of all data ranks, and `true`. For a model without tokens, its samples, and `false`.
+fn samples(module: &Module) -> (u64, bool) {
+    let batched = module.inputs.iter().filter(|input| input.batched).map(|input| module.ty(input.value));
+    let mut tokens = batched.filter(|ty| ty.dtype.is_integer() && ty.ndim() == 2);
+    let tokens = tokens.next().and_then(ir::Type::numel);
+    (tokens.or_else(|| sizes::batch(module)).unwrap_or(1), tokens.is_some())
 }
 
-/// A program that was read as text, with zeros for the constants that stand in the model's file. A prediction does not depend on their
-/// values.
+/// A program that was read as text, with zeros as the constants of the model's file. A prediction does not depend on their values.
 pub(super) fn filled(module: &Module) -> Module {
     let mut module = module.clone();
     let read = module.nodes().filter_map(|(_, node)| match &node.op {
@@ -297,8 +289,8 @@ pub(super) fn filled(module: &Module) -> Module {
     module
 }
 
-/// The operations of a forward pass that multiply.
-pub(super) fn products(module: &Module) -> u64 {
+/// The floating-point operations of the operators of a forward pass that multiply matrices.
+fn products(module: &Module) -> u64 {
     let forward = module.nodes().filter(|(_, node)| node.phase == Phase::Forward);
     let products = forward.filter(|(_, node)| {
         matches!(node.op, Op::Contract(_) | Op::Attention(_) | Op::Conv(_) | Op::Experts(_))
@@ -306,16 +298,9 @@ pub(super) fn products(module: &Module) -> u64 {
     products.map(|(_, node)| node.op.cost(&module.signature(node)).flops).fold(0, u64::saturating_add)
 }
 
-impl DeclinedFacts {
-    fn of(Declined { kind, reason, count }: Declined) -> Self {
-        Self { kind, reason, count }
-    }
-}
-
 impl MemoryClassFacts {
-    pub(super) fn of(classes: MemoryByClass, constants: u64) -> Self {
-        let MemoryByClass { parameters, optimizer, gradients, activations, workspace } = classes;
-        Self { parameters, optimizer, gradients, activations, workspace, constants }
+    pub(super) fn of(Memory { by_class: classes, constants, .. }: Memory) -> Self {
+        Self { classes, constants }
     }
 }
 
@@ -332,40 +317,42 @@ impl ExchangeFacts {
     }
 }
 
+/// The classes of commands: the key in JSON, the names for one command and for several, and whether a command belongs to the class.
+pub const CLASSES: [(&str, [&str; 2], fn(&CommandClass) -> bool); 7] = [
+    ("kernels", ["kernel", "kernels"], |class| matches!(class, CommandClass::Kernel)),
+    ("multiplications", ["multiplication", "multiplications"], |class| {
+        matches!(class, CommandClass::Multiplication)
+    }),
+    ("libraries", ["call of cuDNN", "calls of cuDNN"], |class| matches!(class, CommandClass::Library)),
+    ("collectives", ["collective", "collectives"], |class| matches!(class, CommandClass::Collective(_))),
+    ("copies", ["copy with the host", "copies with the host"], |class| {
+        matches!(class, CommandClass::Upload(_) | CommandClass::Download(_))
+    }),
+    ("on_host", ["instruction on the host", "instructions on the host"], |class| {
+        matches!(class, CommandClass::OnHost)
+    }),
+    ("with_file", ["copy with a file", "copies with a file"], |class| matches!(class, CommandClass::Disk(_))),
+];
+
+/// Writes the number of commands of each class under the key of the class.
+fn by_class<S: Serializer>(counts: &[usize; CLASSES.len()], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(CLASSES.iter().map(|(key, ..)| key).zip(counts))
+}
+
 impl SectionFacts {
     fn of(step: &SimulatedStep, part: Part, name: &'static str) -> Self {
         let SimulatedPart { commands, seconds } = &step.parts[part as usize];
-        let count = |is_of: fn(&CommandClass) -> bool| {
-            commands.iter().filter(|one| is_of(&one.command.class)).count()
-        };
-        Self {
-            section: name,
-            runs: step.runs(part),
-            kernels: count(|class| matches!(class, CommandClass::Kernel)),
-            multiplications: count(|class| matches!(class, CommandClass::Multiplication)),
-            libraries: count(|class| matches!(class, CommandClass::Library)),
-            collectives: count(|class| matches!(class, CommandClass::Collective(_))),
-            copies: count(|class| matches!(class, CommandClass::Upload(_) | CommandClass::Download(_))),
-            on_host: count(|class| matches!(class, CommandClass::OnHost)),
-            with_file: count(|class| matches!(class, CommandClass::Disk(_))),
-            ms: seconds * 1e3,
-        }
+        let counts =
+            CLASSES.map(|(_, _, is_of)| commands.iter().filter(|one| is_of(&one.command.class)).count());
+        Self { section: name, runs: step.runs(part), counts, ms: seconds * 1e3 }
     }
 
     /// `12 kernels, 8 multiplications`
     fn commands(&self) -> String {
-        let counts = [
-            (self.kernels, ["kernel", "kernels"]),
-            (self.multiplications, ["multiplication", "multiplications"]),
-            (self.libraries, ["call of cuDNN", "calls of cuDNN"]),
-            (self.collectives, ["collective", "collectives"]),
-            (self.copies, ["copy with the host", "copies with the host"]),
-            (self.on_host, ["instruction on the host", "instructions on the host"]),
-            (self.with_file, ["copy with a file", "copies with a file"]),
-        ];
-        let present = counts.into_iter().filter(|(number, _)| *number > 0);
-        let text = present
-            .map(|(number, names)| format!("{} {}", grouped(number as u64), names[usize::from(number > 1)]));
+        let present = CLASSES.iter().zip(self.counts).filter(|(_, number)| *number > 0);
+        let text = present.map(|((_, names, _), number)| {
+            format!("{} {}", grouped(number as u64), names[usize::from(number > 1)])
+        });
         let text = text.collect::<Vec<_>>().join(", ");
         if text.is_empty() { "nothing".into() } else { text }
     }
@@ -390,7 +377,7 @@ impl KindFacts {
         kinds
     }
 
-    /// The bound that most of the time is spent in.
+    /// The bound of the commands that take most of the time.
     fn bound(&self) -> &'static str {
         let longest = self.ms_by_bound.iter().max_by(|a, b| a.1.total_cmp(b.1));
         longest.map_or("", |(bound, _)| bound)

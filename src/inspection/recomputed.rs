@@ -1,6 +1,6 @@
 //! The blocks of the forward phase, and the parts that backward computes again.
 
-use super::units::bytes;
+use crate::units::bytes;
 use ir::text::Numbering;
 use ir::{Module, Movement, ValueId, visible};
 use passes::recompute::Recompute;

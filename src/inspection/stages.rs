@@ -1,9 +1,9 @@
 //! The pipeline of a step: its cut into stages, the memory of its ranks, and its predicted timetable: `inspect --mesh pp=4`.
 
+mod arrows;
 mod cut;
 mod drawing;
 mod html;
-mod perfetto;
 mod schedule;
 mod step;
 mod text;
@@ -12,16 +12,13 @@ mod times;
 use super::prediction::MemoryClassFacts;
 use crate::compilation::Compilation;
 use crate::failure::Failure;
-use crate::lowering::Lowering;
-use crate::targets;
 use crate::training::{self, Programs};
-use ir::machine::{Device, DeviceKind, Machine};
-use ir::timetable::{TASK_PHASES, TaskTime, slots};
+pub(super) use arrows::Arrow;
+use ir::machine::{Device, Machine, Preset};
+use ir::timetable::{Task, TaskTime, slots};
 use ir::{Dependency, Module, Phase, StageTable, Timeline};
-use passes::Manager;
 use program::simulator::pipeline::SimulatedRank;
-use program::{Multiprocessors, Target};
-use program::{Program, StagePrograms, UpdateTime};
+use program::{Program, StagePrograms, Target, UpdateTime};
 pub use schedule::chosen_schedule;
 pub(super) use schedule::other_schedules;
 use serde::Serialize;
@@ -29,7 +26,7 @@ pub use step::PipelineStepFacts;
 pub(crate) use text::staleness;
 use times::Times;
 
-/// A pipeline: simulated on the machine that was asked about; else by the cost model of the pass that cuts the program.
+/// A pipeline: simulated on the machine of the question, or priced by the cost model of the pass that cuts the program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PipelineFacts {
     /// The schedule.
@@ -41,9 +38,9 @@ pub struct PipelineFacts {
     pub steps: u32,
     /// The device whose rates the times follow from.
     pub device: String,
-    /// Milliseconds of the microbatches of a step, from the first task to the end of the last.
+    /// The milliseconds from the begin of the first task of a step to the end of its last task.
     pub microbatches_ms: f64,
-    /// The whole step, if a machine was asked about.
+    /// The whole step, if the question names a machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<PipelineStepFacts>,
     /// The stages.
@@ -101,9 +98,9 @@ pub struct RankFacts {
     pub planned: u64,
     /// These bytes by class, where most of the memory is in use.
     pub memory: MemoryClassFacts,
-    /// The most sets of activations, one for each stage and microbatch, that wait for backward at once.
+    /// The largest number of sets of activations that wait for backward at once. A set belongs to a stage and a microbatch.
     pub kept_for_backward: u32,
-    /// The most that wait for the gradients of parameters, if these are tasks of their own.
+    /// The largest number of sets that wait for the gradients of parameters, if these are tasks of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept_for_weight: Option<u32>,
     /// The share of the time in which it computes nothing.
@@ -125,6 +122,9 @@ pub struct TaskFacts {
     pub begin_ms: f64,
     /// Milliseconds when it is done.
     pub end_ms: f64,
+    /// The task.
+    #[serde(skip)]
+    pub(super) task: Task,
 }
 
 /// The messages of a microbatch from a task of one rank to a task of another.
@@ -132,7 +132,7 @@ pub struct TaskFacts {
 pub struct TransferFacts {
     /// The phase and the stage of the sender: `F0`.
     pub from: String,
-    /// Those of the receiver.
+    /// The phase and the stage of the receiver.
     pub to: String,
     /// Bytes that each device sends.
     pub bytes: u64,
@@ -141,30 +141,21 @@ pub struct TransferFacts {
 }
 
 impl PipelineFacts {
-    /// The pipeline of a step, lowered for a machine, or for the processor. `None` of a program without stages.
+    /// The pipeline of a step that is lowered for a machine, or for the processor. `None` for a program without stages.
     ///
     /// # Errors
-    /// An operator that the machine has no kernel for.
+    /// An operator without a kernel for the machine.
     pub fn of_step(module: &Module, machine: Option<&Machine>) -> Result<Option<Self>, Failure> {
         let Some(pipeline) = &module.pipeline else { return Ok(None) };
-        let (target, size) = match machine.map(Machine::device) {
-            Some(device) => (targets::of(device.kind), Multiprocessors(device.multiprocessors)),
-            None => (targets::of(DeviceKind::Cpu), Multiprocessors::default()),
-        };
-        let (manager, microbatches) = (Manager::default(), u64::from(pipeline.microbatches));
-        let mut lowering = Lowering::new(&manager, 0);
-        let programs = training::lower_step(
-            &mut lowering,
-            module.clone(),
-            microbatches,
-            UpdateTime::Late,
-            target,
-            size,
-        )?;
+        let processor = Preset::Cpu.device();
+        let device = machine.map_or(&processor, Machine::device);
+        let microbatches = pipeline.microbatches.into();
+        let (programs, target) =
+            training::lower_step_on(module.clone(), microbatches, UpdateTime::Late, device)?;
         Self::of_programs(&training::step(module)?, &programs, target, machine)
     }
 
-    /// The pipeline of a compiled step with its programs. `None` of a program without stages.
+    /// The pipeline of a compiled step with its programs. `None` for a program without stages.
     ///
     /// # Errors
     /// As [`Self::of_step`].
@@ -177,12 +168,12 @@ impl PipelineFacts {
         Self::of_programs(&step, &programs.training, programs.target, machine)
     }
 
-    /// The facts of a step, whose programs are those of its pipeline ranks. Without a machine, the times are those of the device that
-    /// passes assume. `None` of a program without stages.
+    /// The facts of a step with the programs of its pipeline ranks. Without a machine, the times are those of the device that passes assume.
+    /// `None` for a program without stages.
     ///
     /// # Errors
     /// A timetable that cannot run: a fault.
-    fn of_programs(
+    pub(super) fn of_programs(
         module: &Module,
         programs: &StagePrograms,
         target: Target,
@@ -202,35 +193,30 @@ impl PipelineFacts {
             Some(ranks) => Times::simulated(module, &pipeline, machine, ranks),
             None => Times::by_cost_model(module, &pipeline, machine),
         };
-        let plan = (pipeline, module.dependencies());
+        let (microbatches, dependencies) = (pipeline.microbatches, module.dependencies());
         let timeline = Timeline::new(
-            &plan.0.timetable,
-            &plan.0.placement,
-            plan.0.microbatches,
-            &plan.1,
+            &pipeline.timetable,
+            &pipeline.placement,
+            microbatches,
+            &dependencies,
             |part| times.task(part),
             |dependency| times.transfer(dependency),
         );
         let timeline = timeline.map_err(|error| Failure::Fault(anyhow::anyhow!(error)))?;
-        let microbatches = plan.0.microbatches;
-        let step = simulated
-            .map(|ranks| PipelineStepFacts::of(module, machine, &ranks, microbatches, timeline.makespan));
-        let ranks = (0..).zip(programs.iter()).map(|(rank, program)| {
-            let pipeline = &plan.0;
-            RankFacts::of(pipeline, rank, program, &timeline)
-        });
+        let of_rank = |(rank, program)| RankFacts::of(&pipeline, rank, program, &timeline);
         Ok(Some(Self {
-            schedule: plan.0.schedule.clone(),
+            schedule: pipeline.schedule.clone(),
             microbatches,
             steps,
             device: machine.device().name.clone(),
             microbatches_ms: timeline.makespan,
-            step,
-            stages: StageFacts::all(module, &plan.0, &times),
-            ranks: ranks.collect(),
+            step: simulated
+                .map(|ranks| PipelineStepFacts::of(module, machine, &ranks, microbatches, timeline.makespan)),
+            stages: StageFacts::all(module, &pipeline, &times),
+            ranks: (0..).zip(programs.iter().map(|program| &**program)).map(of_rank).collect(),
             transfers: times.transfers().collect(),
             is_assumed,
-            plan,
+            plan: (pipeline, dependencies),
             times,
         }))
     }
@@ -252,17 +238,18 @@ impl RankFacts {
         let times = &timeline.ranks[rank as usize];
         let splits = pipeline.timetable.splits_backward();
         let kept = |until| slots(tasks, Phase::Forward, until).count;
-        let task = |(task, time): (&ir::Task, &TaskTime<f64>)| TaskFacts {
+        let task = |(&task, time): (&Task, &TaskTime<f64>)| TaskFacts {
             phase: task.part.phase.long_name(),
             stage: task.part.chunk,
             microbatch: task.microbatch,
             begin_ms: time.start,
             end_ms: time.end,
+            task,
         };
         Self {
             stages: pipeline.stages_of(rank).collect(),
             planned: program.memory.peak(),
-            memory: MemoryClassFacts::of(program.memory.by_class, program.memory.constants),
+            memory: MemoryClassFacts::of(program.memory),
             kept_for_backward: kept(Phase::Backward),
             kept_for_weight: splits.then(|| kept(Phase::Weight)),
             idle: share(timeline.idle(rank as usize), timeline.makespan),
@@ -271,32 +258,12 @@ impl RankFacts {
     }
 }
 
-impl TaskFacts {
-    /// The index of its phase in [`TASK_PHASES`].
-    fn phase_index(&self) -> usize {
-        let is_own = |(phase, _): &(Phase, char)| phase.long_name() == self.phase;
-        TASK_PHASES.iter().position(is_own).unwrap_or_default()
-    }
-
-    /// `F0.3`: the phase, the stage and the microbatch.
-    fn name(&self) -> String {
-        let (phase, _) = TASK_PHASES[self.phase_index()];
-        ir::Task::new(phase, self.stage, self.microbatch).to_string()
-    }
-
-    /// `backward of stage 0, microbatch 3`.
-    fn described(&self) -> String {
-        let (phase, _) = TASK_PHASES[self.phase_index()];
-        ir::Task::new(phase, self.stage, self.microbatch).in_words()
-    }
-}
-
 #[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
 fn is_one(steps: &u32) -> bool {
     *steps == 1
 }
 
-/// The steps that a timetable shows: of an unbroken stream as many as fill the pipeline twice.
+/// The number of steps that a timetable shows: enough steps of an unbroken stream to fill the pipeline twice, otherwise one.
 fn steps_shown(pipeline: &StageTable) -> u32 {
     match pipeline.is_asynchronous() {
         true => (2 * pipeline.ranks()).div_ceil(pipeline.microbatches.max(1)).max(2),
@@ -304,7 +271,7 @@ fn steps_shown(pipeline: &StageTable) -> u32 {
     }
 }
 
-/// A part of a whole, between 0 and 1. Of nothing it is none.
+/// The share of a part in a whole, between 0 and 1. It is 0 if the whole is 0.
 fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { (part / whole).clamp(0.0, 1.0) } else { 0.0 }
 }

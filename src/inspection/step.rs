@@ -1,12 +1,13 @@
-//! What a step of training takes: operations, traffic, memory.
+//! The cost of a step of training: operations, traffic, memory.
 
 use super::cluster::ClusterFacts;
 use super::collectives::Communication;
-use super::shares::Shares;
 use crate::compilation::Compilation;
 use crate::failure::Failure;
 use crate::fit::Peaks;
-use crate::training::{self, Programs};
+use crate::plan::Shares;
+use crate::sizes;
+use crate::training::Programs;
 use ir::analysis::StepCost;
 use ir::machine::Machine;
 use ir::{Module, Phase, Role, StageTable};
@@ -26,14 +27,14 @@ pub struct StepFacts {
     pub microbatches: u64,
     /// Floating-point operations of the step; a multiply-add is two.
     pub flops: u64,
-    /// What one run of each phase takes, in their order.
+    /// The cost of one run of each phase, in the order of the phases.
     pub phases: Vec<PhaseCost>,
     /// Memory.
     pub memory: MemoryFacts,
-    /// The devices, when there are several.
+    /// The devices, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<MeshFacts>,
-    /// The cluster that was asked about.
+    /// The cluster of the question.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterFacts>,
 }
@@ -72,18 +73,18 @@ pub struct DeviceFacts {
     pub shares: Shares,
 }
 
-/// One run of a phase.
+/// The cost of one run of a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PhaseCost {
     /// The phase.
     pub phase: &'static str,
-    /// How many nodes it has.
+    /// The number of its nodes.
     pub nodes: usize,
     /// Floating-point operations.
     pub flops: u64,
-    /// Bytes that its nodes read.
+    /// The bytes that its nodes read.
     pub read: u64,
-    /// Bytes that they write.
+    /// The bytes that its nodes write.
     pub written: u64,
 }
 
@@ -92,55 +93,55 @@ pub struct PhaseCost {
 pub struct MemoryFacts {
     /// Parameters that are trained.
     pub parameters: u64,
-    /// What the model keeps and does not train.
+    /// The states of the model that are not trained.
     pub buffers: u64,
-    /// What the optimizer keeps.
+    /// The states of the optimizer.
     pub optimizer: u64,
     /// Gradients of all parameters at once.
     pub gradients: u64,
-    /// All that a device allocates to train and evaluate: the size of the plan, states and gradients included. In a pipeline, that of the
-    /// rank with the largest step.
+    /// The bytes that a device allocates to train and evaluate, with states and gradients. In a pipeline, these are the bytes of the rank with
+    /// the largest step.
     pub planned: u64,
-    /// With early updates: all that a device would allocate with late ones.
+    /// The bytes that a device would allocate with late updates, if updates are early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned_with_late_updates: Option<u64>,
-    /// On the host, if values rest or are computed there.
+    /// The bytes on the host, if values rest or are computed there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host: Option<u64>,
-    /// In a file, if values rest there.
+    /// The bytes in a file, if values rest there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<u64>,
 }
 
 impl StepFacts {
-    /// The facts of a step of this number of microbatches with its programs, on a machine if one was named. Errors: a program that no
-    /// device can run.
+    /// The facts of a step of this number of microbatches, with the programs of its compilation. `machine` is the machine of the question.
+    ///
+    /// # Errors
+    /// A program that no device can run.
     pub(super) fn of(
+        step: &Module,
         compilation: &Compilation,
         programs: &Programs,
         microbatches: u64,
         machine: Option<&Machine>,
     ) -> Result<Self, Failure> {
-        let module = &training::step(&compilation.training)?;
-        let cost = StepCost::of(module);
-        let cluster = match machine {
-            Some(Machine::Cluster(cluster)) => Some(cluster),
-            Some(Machine::Node(_)) | None => None,
-        };
+        let cost = StepCost::of(step);
         let phase = |(phase, _): (Phase, &'static str)| {
             let ir::Cost { flops, read, written } = cost.phase(phase);
-            let nodes = module.nodes().filter(|(_, node)| node.phase == phase).count();
+            let nodes = step.nodes().filter(|(_, node)| node.phase == phase).count();
             PhaseCost { phase: phase.long_name(), nodes, flops, read, written }
         };
-        let batched = module.inputs.iter().find(|input| input.batched);
         Ok(Self {
-            batch: batched.and_then(|input| module.ty(input.value).dims.first()?.size()),
+            batch: sizes::batch(step),
             microbatches,
             flops: cost.step(microbatches).flops,
             phases: Phase::ALL.into_iter().map(phase).filter(|phase| phase.nodes > 0).collect(),
-            memory: MemoryFacts::of(module, compilation, programs, microbatches)?,
-            mesh: MeshFacts::of(module, microbatches),
-            cluster: cluster.map(|cluster| ClusterFacts::of(module, microbatches, cluster)),
+            memory: MemoryFacts::of(step, compilation, programs, microbatches)?,
+            mesh: MeshFacts::of(step, microbatches),
+            cluster: match machine {
+                Some(Machine::Cluster(cluster)) => Some(ClusterFacts::of(step, microbatches, cluster)),
+                Some(Machine::Node(_)) | None => None,
+            },
         })
     }
 }
@@ -170,7 +171,10 @@ impl MeshFacts {
 }
 
 impl MemoryFacts {
-    /// The facts of a step with its programs. Errors: a program that no device can run.
+    /// The memory of a step with its programs.
+    ///
+    /// # Errors
+    /// A program that no device can run.
     fn of(
         module: &Module,
         compilation: &Compilation,

@@ -1,14 +1,15 @@
 //! An inspection as text.
 
 use super::compressed::{compressed_activations, compressed_gradients};
+use super::facts::{FileFacts, Port, ProgramFacts};
 use super::feed_forward::feed_forward;
 use super::parameters::{ParameterFacts, TensorRow};
 use super::recomputed::recomputed;
 use super::stages::{chosen_schedule, other_schedules};
-use super::step::{DeviceFacts, EachDevice};
-use super::units::{bytes, count, flops, grouped};
-use super::{FileFacts, Inspection, MemoryFacts, Port, ProgramFacts, StepFacts, Support, bind_hint};
+use super::step::{DeviceFacts, EachDevice, MemoryFacts, MeshFacts, PhaseCost, StepFacts};
+use super::{Inspection, Support, bind_hint};
 use crate::diagnostics::{Severity, render};
+use crate::units::{bytes, count, flops, grouped, sizes};
 use ir::visible;
 use passes::Timing;
 use passes::reports::{NearMiss, RowRole, Tie};
@@ -20,64 +21,40 @@ const NAME_WIDTH: usize = 44;
 
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: {}", visible(&self.file.path), self.verdict())?;
-        file(f, &self.file)?;
-        if let Some(parameters) = &self.parameters {
-            write_parameters(f, parameters)?;
-        }
-        if !self.groups.is_empty() {
-            writeln!(f)?;
-            self.groups.iter().try_for_each(|group| write!(f, "{group}"))?;
-        }
-        if let Some(program) = &self.program {
-            write_program(f, program, &self.near_misses)?;
-        }
-        if let Some(found) = &self.feed_forward {
-            f.write_str(&feed_forward(found))?;
-        }
-        if let Some(loss) = &self.loss {
-            writeln!(f, "\nloss: {}", visible(&loss.text))?;
-        }
-        if let Some(step) = &self.step {
-            write_step(f, step)?;
-        }
-        if let Some(schedule) = &self.schedule {
-            writeln!(f, "\n{}\n{}", chosen_schedule(schedule), other_schedules(schedule))?;
-        }
-        if let Some(pipeline) = &self.pipeline {
-            write!(f, "{pipeline}")?;
-        }
-        if let Some(report) = &self.recomputed {
-            write!(f, "\n{}", recomputed(report))?;
-        }
-        if let Some(report) = &self.compressed_activations {
-            writeln!(f, "\n{}", compressed_activations(report))?;
-        }
-        if let Some(report) = &self.compressed_gradients {
-            writeln!(f, "\n{}", compressed_gradients(report))?;
-        }
-        if let Some(fit) = &self.fit {
-            writeln!(f, "{fit}")?;
-        }
-        if let Some(prediction) = &self.prediction {
-            write!(f, "{prediction}")?;
-        }
-        if !self.passes.is_empty() {
-            let ms = |time: &Timing| time.time.as_secs_f64() * 1e3;
-            let times = self.passes.iter().map(|time| format!("{} {:.1} ms", time.pass, ms(time)));
-            writeln!(f, "\npasses: {}", times.collect::<Vec<_>>().join(", "))?;
-        }
-        if self.support != Support::Trainable && !self.unbound.is_empty() {
-            let names: Vec<String> = self.unbound.iter().map(|name| format!("`{}`", visible(name))).collect();
-            let (names, hint) = (names.join(", "), bind_hint(&self.unbound));
-            writeln!(f, "\ndims without a size: {names}; for more details, {}", visible(&hint))?;
-        }
-        if !self.warnings.is_empty() {
-            let warnings: Vec<_> = self.warnings.iter().map(super::DiagnosticFacts::as_diagnostic).collect();
-            write!(f, "\n{}", render(Severity::Warning, &warnings, false))?;
-        }
-        Ok(())
+        let groups = self.groups.iter().map(ToString::to_string).collect::<String>();
+        let ms = |time: &Timing| time.time.as_secs_f64() * 1e3;
+        let passes = self.passes.iter().map(|time| format!("{} {:.1} ms", time.pass, ms(time)));
+        let passes = passes.collect::<Vec<_>>().join(", ");
+        let open = self.support != Support::Trainable && !self.unbound.is_empty();
+        let sections = [
+            self.parameters.as_ref().map(ToString::to_string),
+            (!groups.is_empty()).then(|| format!("\n{groups}")),
+            self.program.as_ref().map(|program| program_text(program, &self.near_misses)),
+            self.feed_forward.as_ref().map(feed_forward),
+            self.loss.as_ref().map(|loss| format!("\nloss: {}\n", visible(&loss.text))),
+            self.step.as_ref().map(ToString::to_string),
+            self.schedule.as_ref().map(|it| format!("\n{}\n{}\n", chosen_schedule(it), other_schedules(it))),
+            self.pipeline.as_ref().map(ToString::to_string),
+            self.recomputed.as_ref().map(|report| format!("\n{}", recomputed(report))),
+            self.compressed_activations.as_ref().map(|it| format!("\n{}\n", compressed_activations(it))),
+            self.compressed_gradients.as_ref().map(|it| format!("\n{}\n", compressed_gradients(it))),
+            self.fit.as_ref().map(|fit| format!("{fit}\n")),
+            self.prediction.as_ref().map(ToString::to_string),
+            (!passes.is_empty()).then(|| format!("\npasses: {passes}\n")),
+            open.then(|| unbound(&self.unbound)),
+            (!self.warnings.is_empty())
+                .then(|| format!("\n{}", render(Severity::Warning, &self.warnings, false))),
+        ];
+        write!(f, "{}: {}\n{}", visible(&self.file.path), self.verdict(), self.file)?;
+        sections.into_iter().flatten().try_for_each(|section| f.write_str(&section))
     }
+}
+
+/// The line about dims without a size.
+fn unbound(names: &[String]) -> String {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{}`", visible(name))).collect();
+    let hint = bind_hint(names);
+    format!("\ndims without a size: {}; for more details, {}\n", quoted.join(", "), visible(&hint))
 }
 
 impl Inspection {
@@ -96,47 +73,52 @@ impl Inspection {
     }
 }
 
-fn file(f: &mut fmt::Formatter<'_>, file: &FileFacts) -> fmt::Result {
-    let sets: Vec<String> =
-        file.opsets.iter().map(|(name, version)| format!("{} {version}", visible(name))).collect();
-    let producer = if file.producer.is_empty() { "unnamed".into() } else { visible(&file.producer) };
-    writeln!(f, "  made by  {producer}; IR version {}; operator sets {}", file.ir_version, sets.join(", "))?;
-    ports(f, "takes", &file.inputs)?;
-    ports(f, "gives", &file.outputs)?;
-    let absent = if file.absent > 0 { format!(", {} of them missing", file.absent) } else { String::new() };
-    let tensors = format!("{} ({}{absent})", count(file.tensors, "tensor"), bytes(file.bytes));
-    writeln!(f, "  holds    {tensors}, {}: {}", count(file.nodes, "node"), histogram(&file.operators))
+impl fmt::Display for FileFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sets = self.opsets.iter().map(|(name, version)| format!("{} {version}", visible(name)));
+        let producer = if self.producer.is_empty() { "unnamed".into() } else { visible(&self.producer) };
+        let (version, sets) = (self.ir_version, sets.collect::<Vec<_>>().join(", "));
+        writeln!(f, "  made by  {producer}; IR version {version}; operator sets {sets}")?;
+        writeln!(f, "  takes    {}\n  gives    {}", ports(&self.inputs), ports(&self.outputs))?;
+        let absent =
+            if self.absent > 0 { format!(", {} of them missing", self.absent) } else { String::new() };
+        let tensors = format!("{} ({}{absent})", count(self.tensors, "tensor"), bytes(self.bytes));
+        let nodes = count(self.nodes, "node");
+        writeln!(f, "  holds    {tensors}, {nodes}: {}", histogram(&self.operators))
+    }
 }
 
-fn ports(f: &mut fmt::Formatter<'_>, what: &str, ports: &[Port]) -> fmt::Result {
+fn ports(ports: &[Port]) -> String {
     let ports: Vec<String> =
         ports.iter().map(|port| format!("{} {}", visible(&port.name), port.ty)).collect();
-    writeln!(f, "  {what:8} {}", if ports.is_empty() { "nothing".into() } else { ports.join(", ") })
+    if ports.is_empty() { "nothing".into() } else { ports.join(", ") }
 }
 
-/// The most frequent first.
+/// The names with their counts, the most frequent first.
 fn histogram(counts: &BTreeMap<String, usize>) -> String {
     let mut counts: Vec<(&String, usize)> = counts.iter().map(|(name, count)| (name, *count)).collect();
     counts.sort_by_key(|(name, count)| (std::cmp::Reverse(*count), *name));
     counts.iter().map(|(name, count)| format!("{count} {}", visible(name))).collect::<Vec<_>>().join(", ")
 }
 
-fn write_parameters(f: &mut fmt::Formatter<'_>, parameters: &ParameterFacts) -> fmt::Result {
-    let frozen = match parameters.frozen {
-        0 => String::new(),
-        elements => format!(", {} frozen", grouped(elements)),
-    };
-    let trained = grouped(parameters.trained);
-    writeln!(f, "\n{}, {trained} elements trained{frozen}", count(parameters.count, "parameter"))?;
-    rows(f, parameters, RowRole::Parameter)?;
-    for role in [RowRole::Buffer, RowRole::Constant] {
-        let number = parameters.of_role(role).count();
-        if number > 0 {
-            writeln!(f, "\n{}, not trained", count(number, role.name()))?;
-            rows(f, parameters, role)?;
+impl fmt::Display for ParameterFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let frozen = match self.frozen {
+            0 => String::new(),
+            elements => format!(", {} frozen", grouped(elements)),
+        };
+        let trained = grouped(self.trained);
+        writeln!(f, "\n{}, {trained} elements trained{frozen}", count(self.count, "parameter"))?;
+        rows(f, self, RowRole::Parameter)?;
+        for role in [RowRole::Buffer, RowRole::Constant] {
+            let number = self.of_role(role).count();
+            if number > 0 {
+                writeln!(f, "\n{}, not trained", count(number, role.name()))?;
+                rows(f, self, role)?;
+            }
         }
+        Ok(())
     }
-    Ok(())
 }
 
 fn rows(f: &mut fmt::Formatter<'_>, parameters: &ParameterFacts, role: RowRole) -> fmt::Result {
@@ -178,68 +160,64 @@ pub(super) fn details(f: &mut impl fmt::Write, row: &TensorRow) -> fmt::Result {
     Ok(())
 }
 
-fn write_program(f: &mut fmt::Formatter<'_>, program: &ProgramFacts, near: &[NearMiss]) -> fmt::Result {
-    let patterns = match program.patterns.is_empty() {
-        true => "none".into(),
-        false => histogram(&program.patterns),
-    };
-    let nodes = count(program.operators.values().sum(), "node");
-    writeln!(f, "\npatterns found: {patterns}")?;
-    if let Some(first) = near.first() {
-        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-        near.iter().for_each(|near| *counts.entry(near.pattern.to_owned()).or_default() += 1);
-        writeln!(
-            f,
-            "nearly found: {}; --why {} explains what prevents the match",
-            histogram(&counts),
-            first.pattern
-        )?;
-    }
-    writeln!(f, "forward program: {nodes}: {}", histogram(&program.operators))
+/// The patterns that were found and nearly found in the forward program, and its operators.
+fn program_text(program: &ProgramFacts, near: &[NearMiss]) -> String {
+    let patterns = if program.patterns.is_empty() { "none".into() } else { histogram(&program.patterns) };
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    near.iter().for_each(|near| *counts.entry(near.pattern.to_owned()).or_default() += 1);
+    let nearly = near.first().map(|first| {
+        let (counts, pattern) = (histogram(&counts), first.pattern);
+        format!("nearly found: {counts}; --why {pattern} explains what prevents the match\n")
+    });
+    let (nodes, operators) = (count(program.operators.values().sum(), "node"), histogram(&program.operators));
+    let nearly = nearly.unwrap_or_default();
+    format!("\npatterns found: {patterns}\n{nearly}forward program: {nodes}: {operators}\n")
 }
 
-fn write_step(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
-    let samples =
-        step.batch.map(|batch| format!(" of {}", count(batch as usize, "sample"))).unwrap_or_default();
-    let microbatches = count(step.microbatches as usize, "microbatch").replace("hs", "hes");
-    writeln!(f, "\na step of {microbatches}{samples}: {}", flops(step.flops))?;
-    for phase in &step.phases {
-        let (nodes, operations) = (count(phase.nodes, "node"), flops(phase.flops));
-        let (read, written) = (bytes(phase.read), bytes(phase.written));
-        writeln!(
-            f,
-            "  {:8}  {nodes:>12}  {operations:>10}  reads {read:>10}  writes {written:>10}",
-            phase.phase
-        )?;
-    }
-    let memory = &step.memory;
-    let kinds = [
-        ("parameters", memory.parameters),
-        ("buffers", memory.buffers),
-        ("optimizer", memory.optimizer),
-        ("gradients", memory.gradients),
-    ];
-    let kinds =
-        kinds.iter().filter(|(_, size)| *size > 0).map(|(what, size)| format!("{what} {}", bytes(*size)));
-    let kinds = kinds.collect::<Vec<_>>().join(", ");
-    let Some(mesh) = &step.mesh else {
-        writeln!(f, "memory: {} planned; {kinds}", bytes(memory.planned))?;
-        write_saving(f, memory)?;
-        return write_cluster(f, step);
-    };
-    let axes: Vec<String> = mesh.axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
-    let (axes, devices, planned) = (axes.join(" x "), mesh.devices, bytes(memory.planned));
-    let each = if matches!(mesh.each, EachDevice::Alike(_)) { "each plans" } else { "the largest plans" };
-    writeln!(f, "\nmesh {axes}: {devices} devices; {each} {planned}")?;
-    write_saving(f, memory)?;
-    match &mesh.each {
-        EachDevice::Alike(DeviceFacts { shares, communication }) => write!(f, "{shares}{communication}")?,
-        EachDevice::ByPipelineRank { pipeline_ranks } => {
-            writeln!(f, "the whole model: {kinds}")?;
-            write_ranks(f, pipeline_ranks)?;
+impl fmt::Display for StepFacts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let samples = self.batch.map(|batch| format!(" of {}", count(batch as usize, "sample")));
+        let microbatches = count(self.microbatches as usize, "microbatch").replace("hs", "hes");
+        let (samples, operations) = (samples.unwrap_or_default(), flops(self.flops));
+        writeln!(f, "\na step of {microbatches}{samples}: {operations}")?;
+        for PhaseCost { phase, nodes, flops: operations, read, written } in &self.phases {
+            let (nodes, operations) = (count(*nodes, "node"), flops(*operations));
+            let [read, written] = [read, written].map(|size| bytes(*size));
+            writeln!(
+                f,
+                "  {phase:8}  {nodes:>12}  {operations:>10}  reads {read:>10}  writes {written:>10}"
+            )?;
         }
+        let memory = &self.memory;
+        let kinds = [
+            ("parameters", memory.parameters),
+            ("buffers", memory.buffers),
+            ("optimizer", memory.optimizer),
+            ("gradients", memory.gradients),
+        ];
+        let (planned, kinds) = (bytes(memory.planned), sizes(kinds));
+        match &self.mesh {
+            None => writeln!(f, "memory: {planned} planned; {kinds}")?,
+            Some(MeshFacts { axes, devices, each }) => {
+                let axes: Vec<String> = axes.iter().map(|(name, size)| format!("{name}={size}")).collect();
+                let is_alike = matches!(each, EachDevice::Alike(_));
+                let each = if is_alike { "each plans" } else { "the largest plans" };
+                writeln!(f, "\nmesh {}: {devices} devices; {each} {planned}", axes.join(" x "))?;
+            }
+        }
+        write_saving(f, memory)?;
+        match self.mesh.as_ref().map(|mesh| &mesh.each) {
+            None => {}
+            Some(EachDevice::Alike(DeviceFacts { shares, communication })) => {
+                write!(f, "{shares}{communication}")?;
+            }
+            Some(EachDevice::ByPipelineRank { pipeline_ranks }) => {
+                writeln!(f, "the whole model: {kinds}")?;
+                write_ranks(f, pipeline_ranks)?;
+            }
+        }
+        self.cluster.as_ref().map_or(Ok(()), |cluster| write!(f, "{cluster}"))
     }
-    write_cluster(f, step)
 }
 
 /// Writes a line for each pipeline rank, with the bytes that each of its devices holds and sends. Weights of which microbatches read a copy
@@ -270,8 +248,4 @@ fn write_saving(f: &mut fmt::Formatter<'_>, memory: &MemoryFacts) -> fmt::Result
     let Some(late) = memory.planned_with_late_updates else { return Ok(()) };
     let saved = bytes(late.saturating_sub(memory.planned));
     writeln!(f, "update: early; {saved} less than the {} of late updates", bytes(late))
-}
-
-fn write_cluster(f: &mut fmt::Formatter<'_>, step: &StepFacts) -> fmt::Result {
-    step.cluster.iter().try_for_each(|cluster| write!(f, "{cluster}"))
 }

@@ -1,4 +1,4 @@
-//! `--why NAME`: what a tensor is, and why.
+//! `--why NAME`: the role of a tensor, the search for a pattern, or the fate of an activation, each with its reason.
 
 use super::Inspection;
 use super::facts::PATTERNS;
@@ -6,33 +6,33 @@ use super::feed_forward::places;
 use super::parameters::TensorRow;
 use super::recomputed::why_kept;
 use super::text::details;
-use super::units::grouped;
 use crate::config::nearest::edit_distance;
+use crate::units::grouped;
 use ir::{Diagnostic, Role, visible};
 use passes::moe;
 use passes::reports::{NearMiss, ShardingReport};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// How many near names an error lists.
+/// The number of similar names that an error lists.
 const NEAR: usize = 5;
 
 /// The answer for one name.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Answer {
-    /// The name asked for.
+    /// The name in the question.
     pub name: String,
-    /// In words.
+    /// The answer in words.
     pub text: String,
     /// The tensor of the file, if it is a float tensor that the program reads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorRow>,
-    /// How it lies over the mesh: each state that holds it, or the input.
+    /// The sharding of each state that holds the tensor, or of the input.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub shardings: Vec<ShardingReport>,
 }
 
-/// The sharding of a state or an input, with its reasons.
+/// Tells the sharding of a state or an input, with its reasons.
 fn sharded(ShardingReport { name, sharding, reasons }: &ShardingReport) -> String {
     if reasons.is_empty() {
         return format!("  `{}` is whole on every device\n", visible(name));
@@ -42,11 +42,11 @@ fn sharded(ShardingReport { name, sharding, reasons }: &ShardingReport) -> Strin
 }
 
 impl Inspection {
-    /// What the tensor, state, input or output of that name is, and why. Module paths are names too. With `--recompute` or
-    /// `--memory` a name may be that of a node, or of a value in the program.
+    /// Explains the tensor, state, input, output or pattern of a name. Module paths are names too. With `--recompute` or `--memory`, a name
+    /// may be that of a node, or of a value in the program.
     ///
     /// # Errors
-    /// No such name, with the nearest that there are; a model that could not be imported.
+    /// Nothing has this name; the error lists similar names.
     pub fn why(&self, name: &str) -> Result<Answer, Diagnostic> {
         let answer = |mut text: String, tensor: Option<TensorRow>| {
             let held = |sharding: &&ShardingReport| match &tensor {
@@ -58,7 +58,7 @@ impl Inspection {
             Answer { name: name.to_string(), text, tensor, shardings }
         };
         let rows = self.parameters.iter().flat_map(|parameters| &parameters.tensors);
-        // A tied tensor has the states of another: its own names come first.
+        // A tied tensor has the states of another tensor, so own names are looked up before names of states.
         let by_name =
             rows.clone().find(|row| row.name == name || row.aliases.iter().any(|alias| alias == name));
         if let Some(row) = by_name.or_else(|| rows.clone().find(|row| row.names().any(|other| other == name)))
@@ -71,7 +71,7 @@ impl Inspection {
         text.map(|text| answer(text, None)).ok_or_else(|| self.unknown(name))
     }
 
-    /// A tensor that was looked at by the pass `parameters`.
+    /// Explains a tensor that has a role from the pass `parameters`.
     fn tensor(&self, row: &TensorRow) -> String {
         let frozen = if row.frozen { ", frozen: it is not trained" } else { "" };
         let (name, reason) = (visible(&row.name), visible(&row.reason));
@@ -90,7 +90,7 @@ impl Inspection {
         text
     }
 
-    /// A state that no tensor of the file is behind.
+    /// Explains a state that holds no tensor of the file.
     fn state(&self, name: &str) -> Option<String> {
         let module = self.module.as_ref()?;
         let state = &module.states[module.state(name)?];
@@ -123,7 +123,7 @@ impl Inspection {
         })
     }
 
-    /// A tensor of the file that the pass `parameters` did not see.
+    /// Explains a tensor of the file that has no role from the pass `parameters`.
     fn stored(&self, name: &str) -> Option<String> {
         let stored = self.file.stored.get(name)?;
         let why = match (stored.is_float, stored.elements) {
@@ -138,7 +138,7 @@ impl Inspection {
         Some(format!("`{name}` {}, {elements} elements, is not a parameter\n  because: {why}\n", stored.ty))
     }
 
-    /// How often a pattern was found, and where it nearly was.
+    /// Tells how often a pattern was found, and lists the places where it was nearly found.
     fn pattern(&self, name: &str) -> Option<String> {
         let (found, near, places) = match name {
             moe::PATTERN => {
@@ -162,13 +162,14 @@ impl Inspection {
         Some(format!("`{name}` {times}{nearly}\n{places}{}", near.collect::<String>()))
     }
 
-    /// Whether the results of a node, or a value of the program, are kept for backward; and what was nearly found at the node.
+    /// Tells whether the results of a node, or a value of the program, are kept for backward, and lists the patterns that were nearly found at
+    /// the node.
     fn recomputed(&self, name: &str) -> Option<String> {
         let text = why_kept(self.recomputed.as_ref()?, self.module.as_ref()?, name)?;
         Some(text + &self.node(name).unwrap_or_default())
     }
 
-    /// What was nearly found at a node of the file.
+    /// Lists the patterns that were nearly found at a node of the file.
     fn node(&self, name: &str) -> Option<String> {
         let label = format!("node {name:?} ");
         let near = self.near_misses.iter().chain(self.feed_forward.iter().flat_map(|found| &found.near));
@@ -193,7 +194,7 @@ impl Inspection {
     }
 }
 
-/// What is in the way of a pattern.
+/// Names the place where a pattern was nearly found, and the obstacle.
 fn near_miss(near: &NearMiss) -> String {
     let NearMiss { pattern, origin, reason } = near;
     format!("  nearly `{pattern}` at {}\n    but {}\n", visible(origin), visible(reason))

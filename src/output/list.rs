@@ -1,7 +1,7 @@
 //! The list of the files in a folder that runs of Trainyard wrote. Only files of the list are ever removed, because a folder may have had
 //! files of these names before a run.
 
-use super::cannot;
+use super::{cannot, contents};
 use crate::log::LOGS;
 use files::{Replacement, disk};
 use ir::Diagnostic;
@@ -15,10 +15,11 @@ pub(super) const LIST: &str = ".trainyard";
 
 /// The names in the list of a folder. Runs of older versions kept no list. A folder with the program and the flags of such a run is treated
 /// as if all names of a run's files were in its list.
-pub(super) fn listed(folder: &Path, all: &[&str]) -> BTreeSet<String> {
+pub(super) fn listed(folder: &Path) -> BTreeSet<String> {
+    let is_known = |line: &&str| contents().any(|name| name == *line);
     match fs::read_to_string(folder.join(LIST)) {
-        Ok(text) => text.lines().filter(|line| all.contains(line)).map(str::to_owned).collect(),
-        Err(_) if is_of_older_version(folder) => all.iter().map(|name| (*name).to_owned()).collect(),
+        Ok(text) => text.lines().filter(is_known).map(str::to_owned).collect(),
+        Err(_) if is_of_older_version(folder) => contents().map(str::to_owned).collect(),
         Err(_) => BTreeSet::new(),
     }
 }
@@ -31,8 +32,8 @@ fn is_of_older_version(folder: &Path) -> bool {
 }
 
 /// Adds names to the list of a folder that is there, before files of these names are written.
-pub(super) fn add(folder: &Path, all: &[&str], names: &[&str]) -> Result<(), Diagnostic> {
-    let mut listed = listed(folder, all);
+pub(super) fn add(folder: &Path, names: &[&str]) -> Result<(), Diagnostic> {
+    let mut listed = listed(folder);
     let before = listed.len();
     listed.extend(names.iter().map(|name| (*name).to_owned()));
     let path = folder.join(LIST);

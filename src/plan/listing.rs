@@ -3,14 +3,12 @@
 
 mod commands;
 
-use crate::compilation::Compilation;
 use crate::config::memory::{Budget, Budgets};
 use crate::failure::Failure;
 use crate::training::Programs;
 use anyhow::Context;
 use commands::CommandPlans;
 use files::Replacement;
-use ir::machine::Device;
 use ir::timetable::ChunkPhase;
 use ir::{Diagnostic, Mesh, Phase};
 use program::{
@@ -111,10 +109,10 @@ struct InstructionPlan {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     in_place: Vec<(u32, u32)>,
     /// Whether it adds to its results, from the second microbatch on.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     accumulates: bool,
     /// Whether it is listed in `update` but runs in every microbatch.
-    #[serde(skip_serializing_if = "is_false")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     every_microbatch: bool,
     /// For a collective, the index of the last instruction that may run before the collective has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,7 +120,7 @@ struct InstructionPlan {
 }
 
 /// The place of a value.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 struct Place {
     /// The number of the value. `None` if the place is a part of a value's place.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -150,25 +148,7 @@ struct Runs {
     repeats: Vec<(u64, u64)>,
 }
 
-fn is_false(value: &bool) -> bool {
-    !value
-}
-
 impl MemoryPlan {
-    /// The plan of a compilation for a device that need not be here.
-    ///
-    /// # Errors
-    /// As of [`Self::of`]; an operator without a kernel for the device.
-    pub fn for_device(
-        compilation: &Compilation,
-        microbatches: u64,
-        device: &Device,
-        budgets: Option<&Budgets>,
-    ) -> Result<Self, Failure> {
-        let programs = Programs::lower_on(compilation, microbatches, device)?;
-        Ok(Self::of(&programs, microbatches, budgets)?)
-    }
-
     /// The plan of lowered programs within these budgets.
     ///
     /// # Errors
@@ -214,7 +194,6 @@ impl RankPlan {
     fn of(program: &Arc<Program>) -> Result<Self, Diagnostic> {
         let mesh = &program.mesh;
         let (memory, values) = (program.memory, &program.values);
-        let part = |part: ChunkPhase| part.to_string();
         let states = program.states.iter().zip(&values.states).map(|(state, &value)| NamedPlace {
             name: state.name.clone(),
             place: Place::of(&state.view, value, mesh),
@@ -234,16 +213,14 @@ impl RankPlan {
             name: output.name.clone(),
             place: Place::of(&output.view, value, mesh),
             section: Some(Section::ALL[output.section as usize].1),
-            part: output.part.map(part),
+            part: output.part.map(|part| part.to_string()),
         });
         let constants = program.constants.iter().zip(&values.constants).map(|(constant, &value)| Place {
             value: Some(value),
             memory: "constants",
-            block: None,
             offset: constant.base,
             bytes: constant.bytes.len() as u64,
-            runs: None,
-            shift: vec![],
+            ..Place::default()
         });
         let [prepare, microbatch, update] = Section::ALL.map(|(section, _)| {
             let own = program.section(section).iter().zip(&values.sections[section as usize]).enumerate();
@@ -290,17 +267,14 @@ impl InstructionPlan {
         let places = |views: &[View], values: &[u32]| {
             views.iter().zip(values).map(|(view, &value)| Place::of(view, value, mesh)).collect()
         };
+        let scratch = instruction.scratch.as_ref().zip(values.scratch);
         let is_collective = matches!(instruction.kernel, Kernel::Collective(_));
         Self {
             kernel: instruction.name(),
             origin: instruction.origin.to_string(),
             reads: places(&instruction.operands, &values.operands),
             writes: places(&instruction.results, &values.results),
-            scratch: instruction
-                .scratch
-                .as_ref()
-                .zip(values.scratch)
-                .map(|(view, value)| Place::of(view, value, mesh)),
+            scratch: scratch.map(|(view, value)| Place::of(view, value, mesh)),
             in_place: instruction.in_place.to_vec(),
             accumulates: instruction.accumulates,
             every_microbatch: instruction.of_microbatch,

@@ -31,13 +31,10 @@ impl Waiting {
         thread::sleep(PATIENCE);
         let Some(exchange) = self.record.open_for(PATIENCE) else { return false };
         // Rank 0 may be the process that is lost: every rank writes to the terminal.
-        write(&format!("{}\n", visible(&line(self.rank, &exchange))));
+        let line = format!("rank {} waits in {}; it stops after this step", self.rank, shortened(&exchange));
+        write(&format!("{}\n", visible(&line)));
         true
     }
-}
-
-fn line(rank: u64, exchange: &str) -> String {
-    format!("rank {rank} waits in {}; it stops after this step", shortened(exchange))
 }
 
 /// Writes text to the terminal and to the log, whether this process is rank 0 or not.
@@ -52,13 +49,11 @@ pub(super) fn shortened(exchange: &str) -> String {
     const FIRST: usize = 80;
     const LAST: usize = 200;
     let characters: Vec<char> = exchange.chars().collect();
-    match characters.len() <= FIRST + LAST {
-        true => exchange.to_owned(),
-        false => {
-            let (first, last) = (&characters[..FIRST], &characters[characters.len() - LAST..]);
-            format!("{} … {}", String::from_iter(first), String::from_iter(last))
-        }
+    if characters.len() <= FIRST + LAST {
+        return exchange.to_owned();
     }
+    let (first, last) = (&characters[..FIRST], &characters[characters.len() - LAST..]);
+    format!("{} … {}", String::from_iter(first), String::from_iter(last))
 }
 
 #[cfg(test)]

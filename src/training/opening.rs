@@ -3,7 +3,7 @@
 
 use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
 use crate::failure::Failure;
-use crate::feed;
+use crate::{feed, sizes};
 use anyhow::Context;
 use data::{self, Loader, LoaderOptions, Source, Tokenization};
 use ir::{Diagnostic, Module};
@@ -98,8 +98,7 @@ fn open_with(
 /// Checks that the rows of the data fill whole batches, and notes for the user that they keep their order. Error: rows that do not fill
 /// their last batch, so that other rows would take the empty places.
 fn keep_company(loader: &mut Loader, module: &Module, node: &ir::Node) -> Result<(), Diagnostic> {
-    let batched = module.inputs.iter().find(|input| input.batched);
-    let batch = batched.and_then(|input| module.ty(input.value).dims.first()?.size()).unwrap_or(1);
+    let batch = sizes::batch(module).unwrap_or(1);
     let rows = loader.samples();
     let reason = format!("`{}` ({}) reads rows of the batch by their places", node.origin, node.op.name());
     if !rows.is_multiple_of(batch) {

@@ -1,14 +1,13 @@
 //! The programs of a run: the step and the evaluations, lowered for a kind of device.
 
-use crate::compilation::{self, Compilation};
-use crate::compiler::ShortEvaluation;
+use crate::compilation::Compilation;
 use crate::failure::Failure;
 use crate::lowering::Lowering;
-use crate::targets;
+use crate::{manager, targets};
 use ir::machine::Device;
 use ir::{Module, Phase, Scalar, ScalarPart, StepOutput};
 use passes::keep::Keep;
-use passes::{Manager, PassContext, Pipeline};
+use passes::{Manager, Pipeline};
 use program::device::ProgramId;
 use program::lower::LowerOptions;
 use program::{Microbatches, StagePrograms, UpdateTime};
@@ -44,30 +43,14 @@ pub struct Programs {
 impl Programs {
     /// Lowers a compilation for steps of so many microbatches, and for a kind of device.
     pub fn lower(compilation: &Compilation, microbatches: u64, target: Target) -> Result<Self, Failure> {
-        Self::lower_for(compilation, microbatches, target, Multiprocessors::default())
+        let (manager, size) = (Manager::default(), Multiprocessors::default());
+        Self::lower_by(&mut compilation.lowering(&manager), compilation, microbatches, target, size)
     }
 
     /// As [`Self::lower`], for a device with this description.
     pub fn lower_on(compilation: &Compilation, microbatches: u64, device: &Device) -> Result<Self, Failure> {
-        let size = Multiprocessors(device.multiprocessors);
-        Self::lower_for(compilation, microbatches, targets::of(device.kind), size)
-    }
-
-    /// As [`Self::lower`], for a GPU of a size that is known.
-    fn lower_for(
-        compilation: &Compilation,
-        microbatches: u64,
-        target: Target,
-        multiprocessors: Multiprocessors,
-    ) -> Result<Self, Failure> {
-        let manager = Manager::default();
-        Self::lower_by(
-            &mut compilation.lowering(&manager),
-            compilation,
-            microbatches,
-            target,
-            multiprocessors,
-        )
+        let (manager, (target, size)) = (Manager::default(), of_device(device));
+        Self::lower_by(&mut compilation.lowering(&manager), compilation, microbatches, target, size)
     }
 
     /// As [`Self::lower`], for a GPU of a size that is known, and by a manager that shows the passes.
@@ -84,10 +67,14 @@ impl Programs {
         Ok(Self { target, training, evaluation, short_evaluation: None })
     }
 
-    /// Adds the evaluation of a last batch that is short.
-    pub fn add(&mut self, lowering: &mut Lowering, short: ShortEvaluation) -> Result<(), Failure> {
-        let ShortEvaluation { compilation, shares, .. } = short;
-        let program = lower_evaluation(lowering, compilation.evaluation, self.target, &self.training)?;
+    /// Adds the evaluation of a last batch that is short, with the factors by which the sums of its loss count.
+    pub fn add(
+        &mut self,
+        lowering: &mut Lowering,
+        evaluation: Module,
+        shares: Vec<f64>,
+    ) -> Result<(), Failure> {
+        let program = lower_evaluation(lowering, evaluation, self.target, &self.training)?;
         self.short_evaluation = Some((program, shares));
         Ok(())
     }
@@ -177,6 +164,23 @@ pub fn lower_step(
     lowering.lower(module, keep.into(), &options, None)
 }
 
+/// As [`lower_step`], for the device of this description. Returns the target too.
+pub(crate) fn lower_step_on(
+    module: Module,
+    microbatches: u64,
+    update: UpdateTime,
+    device: &Device,
+) -> Result<(StagePrograms, Target), Failure> {
+    let (manager, (target, size)) = (Manager::default(), of_device(device));
+    let lowering = &mut Lowering::new(&manager, 0);
+    Ok((lower_step(lowering, module, microbatches, update, target, size)?, target))
+}
+
+/// The target of a device, and the size of a GPU.
+fn of_device(device: &Device) -> (Target, Multiprocessors) {
+    (targets::of(device.kind), Multiprocessors(device.multiprocessors))
+}
+
 /// The outputs of a step that the loop reads.
 fn outputs(module: &Module) -> Vec<String> {
     let scaling = SCALING_OUTPUTS.into_iter().filter(|output| module.step_output(*output).is_some());
@@ -193,8 +197,5 @@ fn outputs(module: &Module) -> Vec<String> {
 pub fn step(module: &Module) -> Result<Module, Failure> {
     let mut outputs = outputs(module);
     outputs.retain(|name| module.output(name).is_some());
-    let (keep, mut step) = (Keep { outputs }, module.clone());
-    let (manager, mut cx) = (Manager::default(), PassContext::default());
-    compilation::run(&manager, &keep.into(), &mut step, &mut cx, |_, _, _| {})?;
-    Ok(step)
+    manager::rewritten(module.clone(), Keep { outputs })
 }

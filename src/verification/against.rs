@@ -10,7 +10,7 @@ use super::assumptions::TrainedThere;
 use super::compare::{self, Difference, FLOOR, Kind};
 use super::execute::{Execution, Tensors};
 use super::inputs;
-use super::report::Match;
+use super::report::{ComparedTensors, Match};
 use super::{Subject, Tested};
 use crate::compilation::Compilation;
 use crate::failure::Failure;
@@ -24,35 +24,27 @@ use passes::reports::ParameterReport;
 use std::collections::BTreeMap;
 pub use untrained::Untrained;
 
-/// What the comparison found.
+/// The result of the comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Largest error first.
+    /// The differences, from the largest error to the smallest.
     pub differences: Vec<Difference>,
-    /// Tensors found on both sides.
-    pub matched: Vec<Match>,
-    /// The tensor of the model's file that holds each of the author's tensors which is a part of one.
+    /// The tensors of both sides.
+    pub tensors: ComparedTensors,
+    /// The author's tensors that are parts of tensors of the model's file, each with the name of that tensor.
     pub packed: BTreeMap<String, String>,
-    /// Keys that belong to nothing.
-    pub unmatched_there: Vec<String>,
-    /// Parameters and outputs that no key belongs to.
-    pub unmatched_here: Vec<String>,
-    /// Tensors that have a gradient there and are not trained here.
-    pub untrained: Vec<Untrained>,
-    /// Tensors that are trained here and have a gradient of zeros there.
-    pub trained_here_alone: Vec<String>,
     /// The file's statement on the set of trained tensors.
     pub trained_there: TrainedThere,
     /// The inputs of the step.
     pub microbatches: Vec<Tensors>,
-    /// What the program did.
+    /// The execution of the program.
     pub execution: Execution,
 }
 
 impl Outcome {
     /// The name that the model's file has for the tensor of a difference.
     pub fn name_here(&self, difference: &Difference) -> String {
-        let matched = self.matched.iter().find(|found| found.there == difference.name);
+        let matched = self.tensors.matched.iter().find(|found| found.there == difference.name);
         let is_tensor = matches!(difference.kind, Kind::Gradient | Kind::Parameter);
         let here = matched.filter(|_| is_tensor).map_or(&difference.name, |found| &found.here);
         self.packed.get(here).unwrap_or(here).clone()
@@ -64,7 +56,10 @@ pub fn label_name(module: &Module) -> Result<Option<String>, Diagnostic> {
     Ok(feed::model_spec(module)?.label.map(|label| label.name))
 }
 
-/// Runs a step of the compiled program on the file's inputs and compares. Errors: inputs that are missing or do not fit; gradients without labels; nothing to compare.
+/// Runs a step of the compiled program on the file's inputs, and compares its results with the file.
+///
+/// # Errors
+/// Inputs that are missing or do not fit; gradients without labels; a file without any tensor to compare with.
 pub fn run(subject: &Subject, numbers: &Numbers, mode: Mode) -> Result<Outcome, Failure> {
     let Compilation { forward, training: module, .. } = &subject.compilation;
     let label = label_name(forward)?;
@@ -78,12 +73,8 @@ pub fn run(subject: &Subject, numbers: &Numbers, mode: Mode) -> Result<Outcome, 
     let execution = subject.run(Tested { module, cut: true }, mode, &microbatches)?;
     let mut outcome = Outcome {
         differences: Vec::new(),
-        matched: Vec::new(),
+        tensors: ComparedTensors { unmatched_there: numbers.unknown.clone(), ..ComparedTensors::default() },
         packed: packed::holders(&subject.compilation.state_dict),
-        unmatched_there: numbers.unknown.clone(),
-        unmatched_here: Vec::new(),
-        untrained: Vec::new(),
-        trained_here_alone: Vec::new(),
         trained_there: TrainedThere { gradients: numbers.gradients.len(), missing: 0 },
         microbatches,
         execution,
@@ -98,7 +89,7 @@ pub fn run(subject: &Subject, numbers: &Numbers, mode: Mode) -> Result<Outcome, 
     Ok(outcome)
 }
 
-/// The file's inputs, cut into microbatches of the program's size; without labels none counts.
+/// Returns the file's inputs, cut into microbatches of the program's size. Without labels, all labels are ignored ones.
 pub fn microbatches(
     module: &Module,
     numbers: &Numbers,
@@ -159,7 +150,7 @@ fn is_permuted(tensor: &Tensor, ty: &Type) -> bool {
     ty.sizes().is_some_and(|sizes| sorted(sizes.into_iter().collect()) == given)
 }
 
-/// The same numbers as elements of another type; `None` between floats and integers.
+/// Returns the tensor with another element type. `None` if floats would become integers or the reverse, except for masks.
 fn converted(tensor: &Tensor, dtype: DType) -> Option<Tensor> {
     let same = match &tensor.elements {
         Elements::Float(_) => dtype.is_float(),
@@ -169,19 +160,13 @@ fn converted(tensor: &Tensor, dtype: DType) -> Option<Tensor> {
     if same {
         return Some(Tensor { dtype, ..tensor.clone() });
     }
-    // Masks are written as any of them.
-    let binary = tensor.numbers().iter().all(|&number| number == 0.0 || number == 1.0);
-    let mut converted = Tensor::splat(dtype, tensor.sizes.clone(), 0.0);
-    match &mut converted.elements {
-        _ if !binary => return None,
-        Elements::Float(to) => to.iter_mut().zip(tensor.numbers()).for_each(|(to, from)| *to = from),
-        Elements::Int(to) => to.iter_mut().zip(tensor.numbers()).for_each(|(to, from)| *to = from as i64),
-        Elements::Bool(to) => to.iter_mut().zip(tensor.numbers()).for_each(|(to, from)| *to = from != 0.0),
-    }
-    Some(converted)
+    // A file may have a mask in any type.
+    let numbers = tensor.numbers();
+    let is_mask = numbers.iter().all(|&number| number == 0.0 || number == 1.0);
+    is_mask.then(|| Tensor::of_numbers(dtype, tensor.sizes.clone(), numbers))
 }
 
-/// How many microbatches a tensor has.
+/// The number of microbatches in a tensor. `None` if it is not a whole number.
 fn times(tensor: &Tensor, sizes: &[u64], batched: bool) -> Option<usize> {
     let wide: Vec<u64> = tensor.sizes.iter().map(|&size| size as u64).collect();
     if wide == sizes {
@@ -195,12 +180,12 @@ fn times(tensor: &Tensor, sizes: &[u64], batched: bool) -> Option<usize> {
 fn compare_outputs(outcome: &mut Outcome, module: &Module, numbers: &Numbers) {
     for (name, expected) in &numbers.outputs {
         let (Some(given), Some(_)) = (outcome.execution.outputs.get(name), module.output(name)) else {
-            outcome.unmatched_there.push(name.clone());
+            outcome.tensors.unmatched_there.push(name.clone());
             continue;
         };
         let is_loss = StepOutput::of(name) == Some(StepOutput::Loss);
         if is_loss && !numbers.labels && module.input("labels").is_some() {
-            outcome.unmatched_there.push(name.clone());
+            outcome.tensors.unmatched_there.push(name.clone());
             continue;
         }
         let given = inputs::concatenate(&given.iter().collect::<Vec<_>>());
@@ -212,11 +197,11 @@ fn compare_outputs(outcome: &mut Outcome, module: &Module, numbers: &Numbers) {
     let missing = module.outputs.iter().map(|output| &output.name);
     let missing =
         missing.filter(|name| StepOutput::of(name).is_none() && !numbers.outputs.contains_key(*name));
-    outcome.unmatched_here.extend(missing.map(|name| format!("output {name}")));
+    outcome.tensors.unmatched_here.extend(missing.map(|name| format!("output {name}")));
 }
 
 fn compare_parameters(outcome: &mut Outcome, subject: &Subject, numbers: &Numbers) -> Result<(), Diagnostic> {
-    let reported = outcome.execution.last_outputs(|name| StepOutput::gradient_of(name).is_some());
+    let reported = outcome.execution.gradients();
     let (ours, gradients): (Vec<Ours>, Vec<Option<Tensor>>) =
         packed::unpack(ours(subject, &reported)?, &subject.compilation.state_dict).into_iter().unzip();
     let theirs = theirs(numbers);
@@ -239,13 +224,17 @@ fn compare_parameters(outcome: &mut Outcome, subject: &Subject, numbers: &Number
             compare(Kind::Gradient, &gradient, expected, FLOOR * largest);
             let is_zero_there = expected.numbers().iter().all(|&number| number == 0.0);
             if is_zero_there && !untrained::is_zero(&gradient, largest) {
-                outcome.trained_here_alone.push(ours.names[0].clone());
+                outcome.tensors.trained_here_alone.push(ours.names[0].clone());
             }
         }
         let by = if *by == By::Value { "by its value" } else { "" };
         let how = [by.to_owned(), lies.words()].into_iter().filter(|words| !words.is_empty());
         let how = how.collect::<Vec<_>>().join(", ");
-        outcome.matched.push(Match { there: theirs.name.to_owned(), here: ours.names[0].clone(), how });
+        outcome.tensors.matched.push(Match {
+            there: theirs.name.to_owned(),
+            here: ours.names[0].clone(),
+            how,
+        });
     }
     let has_gradient = |i: usize| {
         let there = found.iter().filter(|found| found.ours == i).map(|found| theirs[found.theirs].name);
@@ -254,15 +243,17 @@ fn compare_parameters(outcome: &mut Outcome, subject: &Subject, numbers: &Number
     outcome.trained_there.missing = (0..ours.len()).filter(|&i| !has_gradient(i)).count();
     let not_found = |i: usize| !theirs.is_empty() && found.iter().all(|found| found.ours != i);
     let missing = ours.iter().enumerate().filter(|(i, _)| not_found(*i));
-    outcome.unmatched_here.extend(missing.map(|(_, ours)| format!("parameter {}", ours.names[0])));
+    outcome.tensors.unmatched_here.extend(missing.map(|(_, ours)| format!("parameter {}", ours.names[0])));
 
     let is_found = |j: usize| found.iter().any(|found| found.theirs == j);
     let left = theirs.iter().enumerate().filter(|(j, _)| !is_found(*j)).map(|(_, theirs)| theirs.clone());
-    let (trained, others) = untrained::with_gradients(left.collect(), numbers, largest);
-    outcome.untrained = untrained::explain(subject, &ours, &trained);
+    let gradient = |theirs: &Theirs| numbers.gradients.get(theirs.name);
+    let is_trained = |theirs: &Theirs| gradient(theirs).is_some_and(|it| !untrained::is_zero(it, largest));
+    let (trained, others): (Vec<Theirs>, Vec<Theirs>) = left.partition(is_trained);
+    outcome.tensors.untrained = untrained::explain(subject, &ours, &trained);
     // A tensor with a gradient of zeros is trained by neither side.
-    let unknown = others.iter().filter(|theirs| !numbers.gradients.contains_key(theirs.name));
-    outcome.unmatched_there.extend(unknown.map(|theirs| format!("parameter {}", theirs.name)));
+    let unknown = others.iter().filter(|theirs| gradient(theirs).is_none());
+    outcome.tensors.unmatched_there.extend(unknown.map(|theirs| format!("parameter {}", theirs.name)));
     Ok(())
 }
 
@@ -278,8 +269,8 @@ fn theirs(numbers: &Numbers) -> Vec<Theirs<'_>> {
     theirs.into_values().collect()
 }
 
-/// The trained tensors of the model with all their names, and the gradient of each. One that the file repeats for every
-/// sample is taken once.
+/// The trained tensors of the model with all their names, and the gradient of each. A tensor that the file repeats for every sample is taken
+/// once.
 fn ours(subject: &Subject, reported: &Tensors) -> Result<Vec<Trained>, Diagnostic> {
     let mut ours = Vec::new();
     for tensor in &subject.layout.tensors {

@@ -1,11 +1,11 @@
 //! The choices that both sides of a comparison share, so that a user knows which mistakes it cannot find.
 //!
 //! Both sides of a verification train the same tensors, minimise the same loss and read the same batch. Only numbers of
-//! the original module (`--against`) can tell that one of these is not what the module's author meant.
+//! the original module (`--against`) can show that one of these choices is not that of the module's author.
 
+use crate::compilation::Compilation;
 use ir::{Claim, visible};
-use passes::reports::LossReport;
-use passes::reports::{ParameterReport, RowRole};
+use passes::reports::{LossReport, ParameterReport, Reports, RowRole};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,7 +17,7 @@ pub struct Assumption {
     pub about: &'static str,
     /// The choice, and how it was made.
     pub says: String,
-    /// Whether the other side says it as well, so that it was compared.
+    /// Whether the other side makes this choice itself, so that it was compared.
     pub checked: bool,
 }
 
@@ -28,7 +28,8 @@ impl fmt::Display for Assumption {
     }
 }
 
-/// How many tensors of the file are trained, and where that comes from. `theirs` is what `--against` says of the set.
+/// Describes the number of trained tensors of the file, and the sources of their roles. `theirs` is the statement of `--against`'s file on the
+/// set of trained tensors.
 pub fn trained_tensors(reports: &[ParameterReport], theirs: Option<&TrainedThere>) -> Assumption {
     let (trained, others): (Vec<_>, Vec<_>) = reports.iter().partition(|report| is_trained(report));
     let total = reports.len();
@@ -48,11 +49,8 @@ pub fn trained_tensors(reports: &[ParameterReport], theirs: Option<&TrainedThere
             "; the file does not list its parameters: a buffer that is used as a parameter is trained too";
     }
     let checked = theirs.is_some_and(|theirs| theirs.gradients > 0 && theirs.missing == 0);
-    match theirs {
-        Some(theirs) if theirs.gradients > 0 && theirs.missing > 0 => {
-            says += &format!("; the file has no gradient for {} of the trained tensors", theirs.missing);
-        }
-        _ => {}
+    if let Some(theirs) = theirs.filter(|theirs| theirs.gradients > 0 && theirs.missing > 0) {
+        says += &format!("; the file has no gradient for {} of the trained tensors", theirs.missing);
     }
     Assumption { about: "trained tensors", says, checked }
 }
@@ -70,7 +68,7 @@ fn is_trained(report: &ParameterReport) -> bool {
     report.role == RowRole::Parameter && !report.frozen
 }
 
-/// How many tensors have their role from each source.
+/// The number of tensors that have their role from each source.
 fn counts(reports: &[&ParameterReport]) -> Vec<(usize, &'static str)> {
     let mut counts: BTreeMap<&'static str, usize> = BTreeMap::new();
     for report in reports {
@@ -79,7 +77,7 @@ fn counts(reports: &[&ParameterReport]) -> Vec<(usize, &'static str)> {
     counts.into_iter().map(|(source, count)| (count, source)).collect()
 }
 
-/// Where the role of a tensor comes from, in words that follow "by".
+/// The source of the role of a tensor, in words that follow "by".
 pub fn source(report: &ParameterReport) -> &'static str {
     match report.claim {
         _ if report.frozen => "--freeze or --train-only",
@@ -94,14 +92,27 @@ pub fn source(report: &ParameterReport) -> &'static str {
     }
 }
 
-/// The loss that is minimised, and how it was recognised.
-pub fn loss(found: Option<&LossReport>, checked: bool) -> Assumption {
+/// The choices of a compilation. `theirs` is the statement of `--against`'s file on the set of trained tensors, whether its numbers follow
+/// from the loss, and its name.
+pub fn all(
+    compilation: &Compilation,
+    seed: u64,
+    theirs: Option<(&TrainedThere, bool, &str)>,
+) -> Vec<Assumption> {
+    let Reports { parameters, loss: found, .. } = &compilation.reports;
+    let trained = trained_tensors(parameters, theirs.map(|(trained, ..)| trained));
+    let loss = loss(found.as_ref(), theirs.is_some_and(|(_, follows, _)| follows));
+    vec![trained, loss, batch(seed, theirs.map(|(.., file)| file))]
+}
+
+/// Describes the loss, and the way in which it was recognised.
+fn loss(found: Option<&LossReport>, checked: bool) -> Assumption {
     let says = found.map_or_else(|| "as printed by `compile`".to_owned(), |found| found.text.clone());
     Assumption { about: "loss", says, checked }
 }
 
-/// The numbers that both sides are given.
-pub fn batch(seed: u64, file: Option<&str>) -> Assumption {
+/// Describes the batch that both sides read.
+fn batch(seed: u64, file: Option<&str>) -> Assumption {
     let says = match file {
         Some(file) => format!("that of {file}"),
         None => {
@@ -111,6 +122,6 @@ pub fn batch(seed: u64, file: Option<&str>) -> Assumption {
     Assumption { about: "batch", says, checked: file.is_some() }
 }
 
-/// The advice that ends a comparison with the untransformed graph.
+/// The advice for a user who has compared a program only with the untransformed graph.
 pub const ADVICE: &str = "\
 the strongest check is --against, with numbers that scripts/reference.py computes for your PyTorch module (docs/verify.md)";

@@ -1,4 +1,5 @@
-//! Which pass broke it: the program after each pass, finished with as few passes as will do, against the reference.
+//! Finds the first pass after which a program is wrong. The program after each pass is completed to a step with as few passes as possible, and
+//! compared with the reference.
 
 use super::Mode;
 use super::compare::Difference;
@@ -6,8 +7,8 @@ use super::evaluation;
 use super::execute::{Execution, Tensors};
 use super::rounding::Rounding;
 use super::{Subject, Tested};
-use crate::compilation;
 use crate::failure::Failure;
+use crate::manager;
 use ir::Module;
 use passes::parameters::Parameters;
 use passes::{Manager, Transform};
@@ -18,16 +19,16 @@ use serde::Serialize;
 pub struct Stage {
     /// The pass.
     pub pass: String,
-    /// What it left.
+    /// The program after it.
     pub module: Module,
 }
 
 /// The first pass after which a program's step differs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Culprit {
-    /// Its name; `None` when the untransformed program differs already, so that the mode of running it is to blame.
+    /// Its name. `None` if the untransformed program differs already, because of the mode in which it runs.
     pub pass: Option<String>,
-    /// Its number in the pipeline, from 1; 0 for the untransformed program.
+    /// Its number in the pipeline, counted from 1. The untransformed program has 0.
     pub number: usize,
     /// The largest difference.
     pub largest: Difference,
@@ -38,15 +39,17 @@ pub struct Culprit {
 pub struct Expected<'a> {
     /// The untransformed program.
     pub reference: &'a Module,
-    /// What it did.
+    /// Its execution.
     pub execution: &'a Execution,
-    /// The inputs it was given.
+    /// The inputs of the step.
     pub microbatches: &'a [Tensors],
 }
 
-/// The first stage with an error above the tolerance that `rounding`, if it is given, does not explain: in its step, or in the evaluation
-/// of the step if `evaluated` is given.
-/// Errors: a stage that cannot be finished or run, named.
+/// Returns the first stage with an error above the tolerance in its step, or in the evaluation of the step if `evaluated` is given. An error
+/// that `rounding` explains does not count.
+///
+/// # Errors
+/// A stage that cannot be completed or run. The error names its pass.
 pub fn bisect(
     subject: &Subject,
     stages: &[Stage],
@@ -94,16 +97,10 @@ pub fn bisect(
     Ok(None)
 }
 
-/// The program that `done` passes left, as a whole step.
+/// Completes the program after `done` passes to a step.
 fn finish(subject: &Subject, module: &Module, done: usize) -> Result<Module, Failure> {
-    let mut module = module.clone();
+    let (mut module, mut cx) = (module.clone(), subject.compilation.tensors.context());
     let rest = subject.plan.rest(done, subject.specs());
-    compilation::run(
-        &Manager::default(),
-        &rest,
-        &mut module,
-        &mut subject.compilation.tensors.context(),
-        |_, _, _| {},
-    )?;
+    manager::run(&Manager::default(), &rest, &mut module, &mut cx, |_, _, _| {})?;
     Ok(module)
 }

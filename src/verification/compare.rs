@@ -1,9 +1,9 @@
-//! Two executions of a step, number by number.
+//! Compares two executions of a step, number by number.
 //!
-//! The error of a tensor is `max|a - b| / max(max|b|, floor)`. The floor keeps tensors that are zero but for rounding
-//! from being compared with themselves: of a gradient it is 1e-4 of the largest gradient of all parameters, and so it
-//! is, each among its own kind, for new parameters and for the optimizer's states; of outputs and scalars it is 1e-4.
-//! An error fails when it is above the tolerance, and not explained by the error that rounding alone makes.
+//! The error of a tensor is `max|a - b| / max(max|b|, floor)`. Without the floor, a tensor that is zero except for rounding would have a large
+//! error. The floor of a gradient is 1e-4 of the largest gradient of all parameters. The floors of new parameters and of the optimizer's states
+//! are the same share of the largest number of their kind. The floor of outputs and scalars is 1e-4. An error fails if it is above the
+//! tolerance and rounding alone does not explain it.
 
 use super::execute::{Execution, Tensors};
 use super::layout::{FileTensor, Layout, StatePart};
@@ -15,21 +15,21 @@ use serde::{Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// What is compared.
+/// The kind of a compared value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// An output of the model.
     Output,
-    /// The loss, of a microbatch or of the step.
+    /// The loss of a microbatch or of the step.
     Loss,
     /// The gradient of a tensor.
     Gradient,
-    /// The global norm of the gradients, the learning rate.
+    /// The global norm of the gradients, or the learning rate.
     Scalar,
-    /// A tensor's value, after the step if there was one.
+    /// The value of a tensor after the step, or before it with `--against`.
     Parameter,
-    /// What the optimizer keeps.
+    /// A state of the optimizer, or another state of the program.
     Optimizer,
     /// A part of the loss that an evaluation computes.
     Evaluation,
@@ -49,18 +49,18 @@ impl fmt::Display for Kind {
     }
 }
 
-/// How far one thing is off.
+/// The difference of one value between two executions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// What it is.
+    /// The kind of the value.
     pub kind: Kind,
-    /// Its name; of tensors the file's.
+    /// Its name. A tensor has its name in the file.
     pub name: String,
-    /// Its error; infinite when shapes differ, when one side lacks it, or when a number is not finite on one side only. NaN if the
-    /// numbers differ nowhere, but some are NaN on both sides: nothing was compared there. JSON has `null` for both.
+    /// Its error. It is infinite if shapes differ, if one side lacks the value, or if a number is not finite on one side only. It is NaN if
+    /// the numbers are equal, but some are NaN on both sides, and so were not compared. JSON has `null` for infinity and NaN.
     #[serde(serialize_with = "finite")]
     pub error: f64,
-    /// The largest number that is expected, in units of the error.
+    /// The largest expected number, relative to the denominator of the error.
     #[serde(skip)]
     pub size: f64,
     /// The error that rounding alone makes in the untransformed graph, where it was measured (see `rounding.rs`).
@@ -71,15 +71,15 @@ pub struct Difference {
 /// The error that rounding alone makes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RoundingError {
-    /// The largest that was found.
+    /// The largest error of all samples.
     pub error: f64,
-    /// Whether it is larger than the exact numbers, so that these are zero but for rounding.
+    /// Whether the error is larger than the exact numbers, so that these are zero except for rounding.
     pub is_all: bool,
 }
 
 impl RoundingError {
-    /// The largest error that rounding explains: 4 times its own. Numbers that are zero but for rounding depend on the
-    /// order in which a program adds up, which the interpreter does exactly: 64 times.
+    /// The largest error that rounding explains: 4 times the measured error. Numbers that are zero except for rounding depend on the order of
+    /// sums, and the interpreter's sums are exact. For these numbers it is 64 times.
     pub fn explains(self) -> f64 {
         let factor = if self.is_all { 64.0 } else { 4.0 };
         if self.error.is_finite() { factor * self.error } else { 0.0 }
@@ -87,12 +87,12 @@ impl RoundingError {
 }
 
 impl Difference {
-    /// An error beside which rounding was not measured.
+    /// Makes a difference for which rounding was not measured.
     pub fn new(kind: Kind, name: impl Into<String>, error: f64) -> Self {
         Self { kind, name: name.into(), error, size: 1.0, rounding: None }
     }
 
-    /// Whether some numbers are NaN on both sides, and no others differ.
+    /// Whether some numbers are NaN on both sides, and the other numbers are equal.
     pub fn is_not_compared(&self) -> bool {
         self.error.is_nan()
     }
@@ -117,14 +117,14 @@ fn finite<S: Serializer>(error: &f64, serializer: S) -> Result<S::Ok, S::Error> 
     error.is_finite().then_some(error).serialize(serializer)
 }
 
-/// The share of the largest of a kind below which a tensor counts as zero.
+/// The floor of errors, as a share of the largest number of a kind.
 pub const FLOOR: f64 = 1e-4;
 
-/// The error of a code that is off by one. Codes are the only numbers of u8; 255 stands beside 0.
+/// The error of a code that is off by one. Codes are the only numbers of type u8. The codes 255 and 0 are neighbours.
 pub const CODE: f64 = 1.0 / 255.0;
 
-/// `max|a - b| / max(max|b|, floor)`; of codes [`CODE`] for each that they are apart. NaN if this is 0 and a number is NaN on both
-/// sides.
+/// Returns `max|a - b| / max(max|b|, floor)`. The error of codes is [`CODE`] times their largest distance. NaN if the error is 0 and a number is
+/// NaN on both sides.
 pub fn error(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
     if a.sizes != b.sizes {
         return f64::INFINITY;
@@ -153,7 +153,7 @@ pub fn error(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
     }
 }
 
-/// The largest of some errors; NaN is above all numbers but infinity.
+/// Returns the largest of some errors. NaN is above all numbers except infinity.
 fn largest_error(errors: impl Iterator<Item = f64>) -> f64 {
     let (mut largest, mut nothing) = (0.0f64, false);
     for error in errors {
@@ -163,18 +163,17 @@ fn largest_error(errors: impl Iterator<Item = f64>) -> f64 {
     if nothing && largest.is_finite() { f64::NAN } else { largest }
 }
 
-/// The largest finite number of some tensors, without its sign.
+/// Returns the largest absolute value of the finite numbers of some tensors.
 pub fn largest<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> f64 {
     let numbers = tensors.flat_map(|tensor| tensor.numbers());
     numbers.filter(|number| number.is_finite()).fold(0.0, |largest, number| largest.max(number.abs()))
 }
 
-/// Everything that a step reports and leaves, the largest error first. `layout` says where the states of `tested` lie
-/// in the tensors of the file; those of `reference` are these tensors.
+/// Compares all outputs and states of a step. The largest error comes first. `layout` has the places of the states of `tested` in the tensors
+/// of the file. The states of `reference` are these tensors.
 pub fn compare(tested: &Execution, layout: &Layout, reference: &Execution) -> Vec<Difference> {
     let mut differences = outputs(tested, reference);
-    let gradients = |name: &str| StepOutput::gradient_of(name).is_some();
-    let (ours, theirs) = (tested.last_outputs(gradients), reference.last_outputs(gradients));
+    let (ours, theirs) = (tested.gradients(), reference.gradients());
     parts(&mut differences, Kind::Gradient, layout, (StepOutput::GRADIENT, ""), (&ours, &theirs));
     let (ours, theirs) = (&tested.states, &reference.states);
     parts(&mut differences, Kind::Parameter, layout, ("", ""), (ours, theirs));
@@ -191,20 +190,20 @@ pub fn compare(tested: &Execution, layout: &Layout, reference: &Execution) -> Ve
     differences
 }
 
-/// Largest error first.
+/// Sorts differences, the largest error first.
 pub fn sort(differences: &mut [Difference]) {
     differences
         .sort_by(|a, b| b.error.total_cmp(&a.error).then_with(|| (a.kind, &a.name).cmp(&(b.kind, &b.name))));
 }
 
-/// All outputs but the gradients, whose coordinates differ.
+/// Compares all outputs except the gradients, which may be those of parts of tensors.
 fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
     let mut differences = Vec::new();
     let names = |outputs: &StepOutputs| -> Vec<String> {
         outputs.keys().filter(|name| is_class(name)).cloned().collect()
     };
     let (ours, theirs) = (names(&tested.outputs), names(&reference.outputs));
-    // A scalar may be taken apart in another way; what counts is the whole.
+    // Two programs may divide a scalar into different parts. Then only the whole scalar is compared.
     let skipped = |name: &str| StepOutput::gradient_of(name).is_some() || ours != theirs && is_class(name);
     for (name, expected) in reference.outputs.iter().filter(|(name, _)| !skipped(name)) {
         let kind = match StepOutput::of(name) {
@@ -238,18 +237,18 @@ fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
     differences
 }
 
-/// Whether an output is a part of a scalar of one microbatch.
+/// Whether an output is a part of a scalar.
 fn is_class(name: &str) -> bool {
     matches!(StepOutput::of(name), Some(StepOutput::Part { .. }))
 }
 
-/// The names that an optimizer's states have around a parameter's: `adam.m(` and `)`.
+/// The prefixes and suffixes of the names of an optimizer's states: `adam.m(` and `)` around the name of a parameter.
 fn slots(states: &Tensors) -> BTreeSet<(String, &'static str)> {
     let slot = |name: &String| Some((format!("{}(", name.strip_suffix(')')?.split_once('(')?.0), ")"));
     states.keys().filter_map(slot).collect()
 }
 
-/// Compares a value of each trained tensor, its parts in the coordinates of the tested program's states.
+/// Compares a value of each trained tensor, part by part, as the states of the tested program hold it.
 fn parts(
     differences: &mut Vec<Difference>,
     kind: Kind,
@@ -265,7 +264,12 @@ fn parts(
             tensor.parts.iter().map(|part| ours.get(&key(&part.state))).collect();
         let name = if kind == Kind::Gradient { tensor.name.clone() } else { key(&tensor.name) };
         let (error, size) = match expected(&tensor.name) {
-            Some(whole) => (tensor_error(kind, tensor, &given, whole, floor), relative_size(whole, floor)),
+            Some(whole) => {
+                // The largest number, relative to the denominator of the error.
+                let size = largest([whole].into_iter());
+                let size = if size > 0.0 { size / size.max(floor) } else { 0.0 };
+                (tensor_error(kind, tensor, &given, whole, floor), size)
+            }
             None if given.iter().all(Option::is_none) => continue,
             None => (f64::INFINITY, 1.0),
         };
@@ -273,13 +277,7 @@ fn parts(
     }
 }
 
-/// The largest number of a tensor in units of its error.
-fn relative_size(tensor: &Tensor, floor: f64) -> f64 {
-    let size = largest([tensor].into_iter());
-    if size > 0.0 { size / size.max(floor) } else { 0.0 }
-}
-
-/// The error of a tensor of which the parts are given.
+/// The error of a tensor, given its parts.
 fn tensor_error(
     kind: Kind,
     tensor: &FileTensor,
@@ -298,7 +296,7 @@ fn tensor_error(
     let floor = floor.max(largest(cuts.iter()));
     let errors = given.iter().zip(&cuts).map(|(given, expected)| match given {
         Some(given) => error(given, expected, floor),
-        // A part that the loss was found not to depend on has no gradient.
+        // A part on which the loss does not depend has no gradient.
         None if kind == Kind::Gradient => {
             error(&Tensor::splat(expected.dtype, expected.sizes.clone(), 0.0), expected, floor)
         }

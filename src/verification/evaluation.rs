@@ -8,13 +8,13 @@ use super::compare::{self, Difference, FLOOR, Kind};
 use super::execute::{Execution, Tensors};
 use super::rounding::{RoundedTo, Rounding};
 use super::{Mode, Subject, Tested};
-use crate::compilation::{self, Source};
+use crate::compilation::Source;
 use crate::failure::Failure;
+use crate::manager;
 use crate::pipeline::CompilationPlan;
 use ir::interp::StepOutputs;
 use ir::{DType, Diagnostic, Module, Node, NodeId, Tensor};
 use passes::evaluation::Evaluation;
-use passes::{Manager, PassContext};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -98,14 +98,12 @@ impl fmt::Display for Evaluated {
     }
 }
 
-/// The evaluation of a step.
+/// Returns the evaluation of a step.
 ///
 /// # Errors
 /// A step without a loss.
-pub fn of(mut module: Module) -> Result<Module, Failure> {
-    let (manager, mut cx) = (Manager::default(), PassContext::default());
-    compilation::run(&manager, &Evaluation.into(), &mut module, &mut cx, |_, _, _| {})?;
-    Ok(module)
+pub fn of(module: Module) -> Result<Module, Failure> {
+    manager::rewritten(module, Evaluation)
 }
 
 /// Returns whether an evaluation computes its outputs as the step does.

@@ -21,23 +21,28 @@ use std::collections::BTreeMap;
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Tensor>;
 
-/// What a step reported, and the states it left.
+/// The outputs of a step, and the states after it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Execution {
-    /// Each output: one tensor a microbatch, or one if it is of the step.
+    /// The tensors of each output: one for each microbatch, or one for the whole step.
     pub outputs: interp::StepOutputs,
     /// The states after the step.
     pub states: Tensors,
 }
 
 impl Execution {
-    /// The outputs of the step whose names pass.
+    /// The last tensors of the outputs that are wanted.
     pub fn last_outputs(&self, wanted: impl Fn(&str) -> bool) -> Tensors {
         let wanted = self.outputs.iter().filter(|(name, _)| wanted(name));
         wanted.filter_map(|(name, values)| Some((name.clone(), values.last()?.clone()))).collect()
     }
 
-    /// The loss scale of the step, where the loss is scaled.
+    /// The gradients of the step.
+    pub fn gradients(&self) -> Tensors {
+        self.last_outputs(|name| StepOutput::gradient_of(name).is_some())
+    }
+
+    /// The loss scale of the step, if the loss is scaled.
     pub fn loss_scale(&self) -> Option<f64> {
         self.last(StepOutput::LossScale).map(Tensor::item)
     }
@@ -64,7 +69,7 @@ impl Execution {
 const REMEDY: &str =
     "a smaller --microbatch, a smaller --bind or a smaller model of the same layers needs less memory";
 
-/// A program with the states it has reached.
+/// A program with its current states.
 pub struct Machine<'m> {
     module: &'m Module,
     runs_on: RunsOn,
@@ -76,9 +81,11 @@ enum RunsOn {
 }
 
 impl<'m> Machine<'m> {
-    /// A program before step 0, for steps of so many microbatches: its states as in the model's file, but those in
-    /// `start` that have the state's sizes (a state may be padded by a later pass).
-    /// Errors: states whose weights are not here; what the backend cannot run; a step that does not fit the memory.
+    /// A program before step 0, for steps of `microbatches` microbatches. Its states have the values of `start` that have the state's sizes, or
+    /// else those of the model's file. A later pass may have padded a state, so that its sizes differ.
+    ///
+    /// # Errors
+    /// States without weights; a program that the backend cannot run; a step that does not fit into the memory.
     pub fn new(
         module: &'m Module,
         mode: Mode,
@@ -88,8 +95,10 @@ impl<'m> Machine<'m> {
         Self::with(module, mode, microbatches, UpdateTime::Late, start)
     }
 
-    /// As [`Machine::new`], with updates at this time. They differ on devices alone: the interpreter runs phase after phase.
-    /// Errors: as of [`Machine::new`].
+    /// As [`Machine::new`], with this time of updates. It changes only programs on devices: the interpreter runs phase after phase.
+    ///
+    /// # Errors
+    /// As of [`Machine::new`].
     pub fn with(
         module: &'m Module,
         mode: Mode,
@@ -111,8 +120,10 @@ impl<'m> Machine<'m> {
         }
     }
 
-    /// A program on ranks that are made for it, lowered for their target, which may be that of any backend.
-    /// Errors: as of [`Machine::new`].
+    /// A program that is lowered for a target, on the ranks that `make` opens. The target may be that of any backend.
+    ///
+    /// # Errors
+    /// As of [`Machine::new`].
     pub fn on(
         module: &'m Module,
         target: Target,
@@ -129,11 +140,18 @@ impl<'m> Machine<'m> {
         start: &Tensors,
         make: impl FnOnce(StagePrograms) -> Result<Ranks, DeviceError>,
     ) -> Result<Self, Failure> {
-        let ranks = on_ranks(module, &options, &initial(module, start)?, make)?;
+        let states = initial(module, start)?;
+        let mut ranks = make(lowering::lower_stages(module, &options)?).map_err(refused)?;
+        for (id, value) in states {
+            ranks.write_named_state(&module.states[id].name, &value.to_bytes()).map_err(refused)?;
+        }
         Ok(Self { module, runs_on: RunsOn::Ranks(ranks) })
     }
 
-    /// Runs a step; `microbatches` has every input of each. Errors: inputs that are missing or do not fit.
+    /// Runs a step. `microbatches` has the inputs of each microbatch.
+    ///
+    /// # Errors
+    /// Inputs that are missing or do not fit.
     pub fn step(&mut self, microbatches: &[Tensors]) -> Result<Execution, Failure> {
         match &mut self.runs_on {
             RunsOn::Interpreter(mode, states) => {
@@ -144,7 +162,7 @@ impl<'m> Machine<'m> {
         }
     }
 
-    /// Runs a last step: as [`Machine::step`], without a second copy of the states.
+    /// Runs a last step, as [`Machine::step`], but without a second copy of the states.
     pub fn last_step(mut self, microbatches: &[Tensors]) -> Result<Execution, Failure> {
         match self.runs_on {
             RunsOn::Interpreter(mode, mut states) => {
@@ -156,8 +174,11 @@ impl<'m> Machine<'m> {
     }
 }
 
-/// Runs one step of a program. Where its gradients overflow, the step is run again from a smaller loss scale, as a training
-/// run does until a step is not skipped: a skipped step has nothing to compare. Errors: as of [`Machine::new`].
+/// Runs one step of a program. If its gradients overflow, the step is run again with a smaller loss scale, as in a training run, until it is
+/// not skipped: a skipped step has nothing to compare.
+///
+/// # Errors
+/// As of [`Machine::new`].
 pub fn finite_step(
     module: &Module,
     mode: Mode,
@@ -205,8 +226,8 @@ fn initial(module: &Module, start: &Tensors) -> Result<StateValues, Failure> {
     Ok(states)
 }
 
-/// The value of an earlier version of a state: the state's, times a factor for its age. Before step 0 all versions of a training run
-/// are equal, and a program that reads the wrong one would not be found out.
+/// The value of an earlier version of a state: the value of the state, times a factor for the age. In a training run all versions are equal
+/// before step 0, so a program that reads the wrong version would not be noticed.
 pub(super) fn earlier(newest: &Tensor, age: u32) -> Tensor {
     let mut value = newest.clone();
     if let Elements::Float(numbers) = &mut value.elements {
@@ -215,25 +236,10 @@ pub(super) fn earlier(newest: &Tensor, age: u32) -> Tensor {
     value.rounded()
 }
 
-/// How a run of so many microbatches lowers a program, with updates at this time.
+/// The options by which a run of `microbatches` microbatches lowers a program, with this time of updates.
 fn options(target: Target, microbatches: usize, update: UpdateTime) -> LowerOptions<'static> {
     let microbatches = if microbatches == 1 { Microbatches::One } else { Microbatches::Many };
     LowerOptions { microbatches, update, ..LowerOptions::of(target) }
-}
-
-/// Ranks with the program, lowered so, and with these states.
-fn on_ranks(
-    module: &Module,
-    options: &LowerOptions,
-    states: &StateValues,
-    make: impl FnOnce(StagePrograms) -> Result<Ranks, DeviceError>,
-) -> Result<Ranks, Failure> {
-    let programs = lowering::lower_stages(module, options)?;
-    let mut ranks = make(programs).map_err(refused)?;
-    for (id, value) in states {
-        ranks.write_named_state(&module.states[*id].name, &value.to_bytes()).map_err(refused)?;
-    }
-    Ok(ranks)
 }
 
 fn step_on(ranks: &mut Ranks, microbatches: &[Tensors]) -> Result<Execution, Failure> {
@@ -255,7 +261,7 @@ fn step_on(ranks: &mut Ranks, microbatches: &[Tensors]) -> Result<Execution, Fai
     Ok(execution)
 }
 
-/// What a device refuses is told as the user's mistake: wrong sizes, too little memory.
+/// The failure for an error of a device, such as wrong sizes or too little memory. It is a mistake of the user.
 fn refused(error: DeviceError) -> Failure {
     let diagnostic = Diagnostic::from(&error);
     match too_large(&error) {
@@ -264,7 +270,7 @@ fn refused(error: DeviceError) -> Failure {
     }
 }
 
-/// The program with other values for the tensors of its file that are given. Numbers of a file in half precision may be given in f32.
+/// Replaces the values of tensors of a program's file. Values of tensors in half precision may be given in f32.
 pub fn with_tensors(mut module: Module, tensors: &Tensors) -> Module {
     for data in module.data.values_mut() {
         if let Some(tensor) = tensors.get(&data.name) {

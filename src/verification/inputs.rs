@@ -1,8 +1,8 @@
-//! Inputs drawn from a seed that a model can take: tokens below its vocabulary, masks that leave a token of every
-//! sample, labels of which some do not count, and not equally many in every sample.
+//! Random inputs for a model: tokens below the size of its vocabulary, masks that keep at least one token of every sample, and labels of which
+//! a different share is ignored in each sample.
 //!
-//! A number depends on the seed, the input's name, the sample and its place in it, so that a global batch is the same
-//! however it is cut into microbatches.
+//! A number depends on the seed, the name of the input, the sample, and the place in the sample. So a global batch is the same for every size
+//! of microbatches.
 
 use super::execute::Tensors;
 use crate::{feed, memory};
@@ -11,7 +11,10 @@ use ir::interp::bytes_of;
 use ir::tensor::Elements;
 use ir::{Diagnostic, Module, Tensor, Type, random};
 
-/// The inputs of a step, one map for each microbatch. Errors: dims that are not bound; inputs that do not fit the memory.
+/// Draws the inputs of a step, one map for each microbatch.
+///
+/// # Errors
+/// Dims that are not bound; inputs that do not fit into the memory.
 pub fn draw(module: &Module, seed: u64, microbatches: u64) -> Result<Vec<Tensors>, Diagnostic> {
     let spec = feed::model_spec(module)?;
     check_memory(module, microbatches)?;
@@ -38,8 +41,10 @@ fn check_memory(module: &Module, microbatches: u64) -> Result<(), Diagnostic> {
     memory::check_tensors(&format!("the inputs of {microbatches} microbatches{largest} need"), all, REMEDY)
 }
 
-/// The same inputs in other microbatches: batched ones are put together and cut again. Errors: sizes that do not
-/// divide.
+/// Divides inputs into another number of microbatches: batched inputs are concatenated and cut again.
+///
+/// # Errors
+/// Sizes that do not divide.
 pub fn regroup(module: &Module, given: &[Tensors], microbatches: usize) -> Result<Vec<Tensors>, Diagnostic> {
     let mut regrouped = vec![Tensors::new(); microbatches];
     for input in &module.inputs {
@@ -54,15 +59,14 @@ pub fn regroup(module: &Module, given: &[Tensors], microbatches: usize) -> Resul
             let message = format!("input `{}` cannot be cut into {microbatches} microbatches", input.name);
             Diagnostic::new(message)
         })?;
-        regrouped
-            .iter_mut()
-            .zip(cut)
-            .for_each(|(tensors, part)| drop(tensors.insert(input.name.clone(), part)));
+        for (tensors, part) in regrouped.iter_mut().zip(cut) {
+            tensors.insert(input.name.clone(), part);
+        }
     }
     Ok(regrouped)
 }
 
-/// Tensors of equal inner dims, one after the other along dim 0.
+/// Concatenates tensors with equal inner dims along dim 0.
 pub fn concatenate(parts: &[&Tensor]) -> Tensor {
     let mut whole = parts[0].clone();
     for part in &parts[1..] {
@@ -79,7 +83,7 @@ pub fn concatenate(parts: &[&Tensor]) -> Tensor {
     whole
 }
 
-/// Equal parts along dim 0; `None` when its size does not divide.
+/// Cuts a tensor into equal parts along dim 0. `None` if its size does not divide.
 pub fn split(whole: &Tensor, parts: usize) -> Option<Vec<Tensor>> {
     let rows = *whole.sizes.first()?;
     if parts == 0 || !rows.is_multiple_of(parts) {
@@ -99,22 +103,17 @@ pub fn split(whole: &Tensor, parts: usize) -> Option<Vec<Tensor>> {
     Some((0..parts).map(part).collect())
 }
 
-/// Draws one number for each element: of the sample, the element within it, and its place in the last dim.
+/// Makes a tensor of numbers. `number` gets the sample, the element within the sample, and the place of the element in the last dim.
 fn fill(ty: &Type, first_sample: u64, number: impl Fn(u64, u64, u64) -> f64) -> Tensor {
     let sizes: Vec<usize> = ty.sizes().into_iter().flatten().map(|size| size as usize).collect();
     let width = sizes.last().map_or(1, |&size| size as u64).max(1);
     let per_sample = sizes.iter().skip(1).product::<usize>().max(1) as u64;
-    let mut tensor = Tensor::splat(ty.dtype, sizes, 0.0);
-    let draw = |index: usize| {
-        let (sample, element) = (index as u64 / per_sample, index as u64 % per_sample);
+    let draw = |index: u64| {
+        let (sample, element) = (index / per_sample, index % per_sample);
         number(first_sample + sample, element, element % width)
     };
-    match &mut tensor.elements {
-        Elements::Float(all) => all.iter_mut().enumerate().for_each(|(index, to)| *to = draw(index)),
-        Elements::Int(all) => all.iter_mut().enumerate().for_each(|(index, to)| *to = draw(index) as i64),
-        Elements::Bool(all) => all.iter_mut().enumerate().for_each(|(index, to)| *to = draw(index) != 0.0),
-    }
-    tensor.rounded()
+    let count = sizes.iter().product::<usize>() as u64;
+    Tensor::of_numbers(ty.dtype, sizes, (0..count).map(draw)).rounded()
 }
 
 fn draw_input(input: &InputSpec, seed: u64, microbatch: u64) -> Tensor {
@@ -123,9 +122,9 @@ fn draw_input(input: &InputSpec, seed: u64, microbatch: u64) -> Tensor {
     let first_sample = if input.batched { microbatch * batch } else { 0 };
     let stream = random::stream(&input.name);
     let is_mask = input.name.to_lowercase().contains("mask");
-    // A float mask of more dims is added to scores.
+    // A float mask of more than two dims is added to attention scores, and is drawn like other floats.
     if is_mask && (input.dims.len() <= 2 || !input.dtype.is_float()) {
-        // The end of some samples is padding; the first token never is.
+        // The ends of some samples are padding, but the first token of a sample is never padding.
         let width = input.dims.last().copied().unwrap_or(1);
         return fill(&ty, first_sample, |sample, _, at| {
             let kept = at == 0 || at < width - width * (sample % 4) / 8;
@@ -141,7 +140,8 @@ fn draw_input(input: &InputSpec, seed: u64, microbatch: u64) -> Tensor {
     fill(&ty, first_sample, |sample, element, _| (bits(seed, stream, sample, element) % limit) as f64)
 }
 
-/// Of sample `s`, a share of `(s mod 7) / 7` of the labels does not count: never all, but of a sample with one label.
+/// Draws labels. In sample `s`, the share `(s mod 7) / 7` of the labels is ignored. So all labels are ignored only in some samples with one
+/// label.
 fn draw_labels(module: &Module, label: &LabelSpec, seed: u64, microbatch: u64) -> Tensor {
     let ty = Type::of(label.dtype, &label.dims);
     let batched = module.input(&label.name).is_none_or(|input| input.batched);

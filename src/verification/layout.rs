@@ -1,5 +1,4 @@
-//! Where the states of a program lie in the tensors of the model's file: how programs that cut the same tensors
-//! differently are compared.
+//! The places of a program's states in the tensors of the model's file. By these, programs that cut the same tensors differently are compared.
 
 use super::execute::Tensors;
 use ir::tensor::Elements;
@@ -10,7 +9,7 @@ use std::collections::BTreeMap;
 /// The trained tensors of a file, and the states that hold them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
-    /// In the order of the file.
+    /// The tensors, in the order of the file.
     pub tensors: Vec<FileTensor>,
 }
 
@@ -19,9 +18,9 @@ pub struct Layout {
 pub struct FileTensor {
     /// Its name in the file.
     pub name: String,
-    /// Its sizes there.
+    /// Its sizes in the file.
     pub sizes: Vec<usize>,
-    /// The states it is made of.
+    /// The states that hold it.
     pub parts: Vec<StatePart>,
 }
 
@@ -30,15 +29,15 @@ pub struct FileTensor {
 pub struct StatePart {
     /// The state's name.
     pub state: String,
-    /// From the tensor to the state: more than one where the file repeats what the state holds once (a batch that an
-    /// exporter wrote in); the first is the one that the program reads. Without padding.
+    /// The views from the tensor to the state, without padding. There are several if the file repeats the elements of the state, for each
+    /// sample of a batch that an exporter wrote into the file. The program reads the first.
     pub views: Vec<View>,
-    /// Zeros at the end of the state's dims, so that they divide over devices. Gradients are reported without.
+    /// The zeros at the ends of the state's dims, so that the dims divide over devices. Reported gradients have no padding.
     pub padding: View,
 }
 
 impl Layout {
-    /// Where the states of a compiled program lie.
+    /// The layout of the states of a compiled program.
     pub fn of(reports: &[ParameterReport]) -> Self {
         let trained = reports
             .iter()
@@ -70,11 +69,8 @@ impl Layout {
         let trained = forward.states.values().filter(|state| state.role == Role::Parameter);
         let tensor = |state: &State| {
             let added = views.get(state.name.as_str()).and_then(|view| view.strip_prefix(&state.view[..]));
-            let part = StatePart {
-                state: state.name.clone(),
-                views: vec![View::new()],
-                padding: added.unwrap_or_default().into(),
-            };
+            let part =
+                StatePart { padding: added.unwrap_or_default().into(), ..StatePart::whole(&state.name) };
             let sizes = state.ty.sizes().into_iter().flatten().map(|size| size as usize).collect();
             FileTensor { name: state.name.clone(), sizes, parts: vec![part] }
         };
@@ -119,15 +115,11 @@ impl Layout {
         Ok(versions)
     }
 
-    /// The same tensors, each whole in one state of its name: where the states of a reference lie.
+    /// The layout of a reference: each tensor is whole in one state of its name.
     pub fn whole(&self) -> Self {
-        let whole = |tensor: &FileTensor| {
-            let parts = vec![StatePart {
-                state: tensor.name.clone(),
-                views: vec![View::new()],
-                padding: View::new(),
-            }];
-            FileTensor { parts, ..tensor.clone() }
+        let whole = |tensor: &FileTensor| FileTensor {
+            parts: vec![StatePart::whole(&tensor.name)],
+            ..tensor.clone()
         };
         Self { tensors: self.tensors.iter().map(whole).collect() }
     }
@@ -139,8 +131,10 @@ impl FileTensor {
         matches!(&self.parts[..], [part] if part.state == self.name)
     }
 
-    /// The tensor that the states' values make, zero where no state lies. Errors: a value that is missing or does not
-    /// fit.
+    /// Puts the values of the states together to the tensor. Elements without a state are zero. `None` if no state has a value.
+    ///
+    /// # Errors
+    /// A value that does not fit.
     pub fn assemble(&self, prefix: &str, values: &Tensors) -> Result<Option<Tensor>, Diagnostic> {
         let mut whole: Option<Tensor> = None;
         for part in &self.parts {
@@ -162,24 +156,29 @@ impl FileTensor {
 }
 
 impl StatePart {
+    /// A state that is a whole tensor.
+    fn whole(state: &str) -> Self {
+        Self { state: state.to_owned(), views: vec![View::new()], padding: View::new() }
+    }
+
     /// The view from the tensor to the state, padding included.
     fn padded(&self) -> View {
         self.views[0].iter().chain(&self.padding).cloned().collect()
     }
 
-    /// The part of a tensor's value that the state holds, without padding. `None` when it does not fit.
+    /// Cuts the state's value, without padding, out of the tensor's value. `None` if it does not fit.
     pub fn cut(&self, whole: &Tensor) -> Option<Tensor> {
         ir::view::apply(&self.views[0], whole)
     }
 
-    /// The same, with the padding if these are the sizes of the padded state: a pass may have padded it or not.
+    /// As [`Self::cut`], but with the padding if `sizes` are not those of the cut. The state of a program may be padded or not.
     pub fn cut_to(&self, sizes: &[usize], whole: &Tensor) -> Option<Tensor> {
         let cut = self.cut(whole)?;
         if cut.sizes == sizes { Some(cut) } else { ir::view::apply(&self.padding, &cut) }
     }
 
-    /// The gradient in the state, given that in the tensor: one element of the state may be several of the tensor,
-    /// whose gradients then add up. `None` when it does not fit.
+    /// Returns the gradient of the state, given the gradient of the tensor. An element of the state may be several elements of the tensor, whose
+    /// gradients are added. `None` if it does not fit.
     pub fn gradient(&self, whole: &Tensor) -> Option<Tensor> {
         let mut sum = self.cut(whole)?;
         for view in &self.views[1..] {

@@ -1,4 +1,4 @@
-//! How a program is run to be compared with the reference: the values of `--mode`.
+//! The values of `--mode`: the ways to run a program that is compared with the reference.
 
 use crate::targets::{self, BACKENDS};
 use clap::ValueEnum;
@@ -6,7 +6,7 @@ use clap::builder::PossibleValue;
 use program::Target;
 use std::sync::LazyLock;
 
-/// How `verify` runs the transformed program.
+/// The way in which `verify` runs the transformed program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// The interpreter in f64.

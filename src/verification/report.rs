@@ -1,4 +1,4 @@
-//! What a verification found, as a table for people and as JSON for programs.
+//! The result of a verification, as a table for people and as JSON for programs.
 
 use super::against::Untrained;
 use super::assumptions::{ADVICE, Assumption};
@@ -9,47 +9,55 @@ use ir::visible;
 use serde::Serialize;
 use std::fmt;
 
-/// What a verification found.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// The result of a verification.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Report {
     /// The model's file.
     pub model: String,
-    /// What it was compared with.
+    /// The other side of the comparison.
     pub against: String,
-    /// How the compiled program was run.
+    /// The mode in which the compiled program was run.
     pub mode: &'static str,
-    /// The devices, where there are several.
+    /// The mesh, if there are several devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<String>,
     /// Trained tensors of the file.
     pub parameters: usize,
     /// Microbatches in the step.
     pub microbatches: usize,
-    /// The mean loss of the step, where there are labels.
+    /// The mean loss of the step, if there are labels.
     pub loss: Option<f64>,
-    /// The loss scale of the step, where the gradients overflow at the one that training begins with.
+    /// The loss scale of the step, if the gradients overflow at the scale with which training begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smaller_loss_scale: Option<f64>,
     /// Whether the gradients overflow even at the smallest loss scale.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub overflows: bool,
-    /// The evaluation programs: that of whole batches, and that of a last batch that is short. None with --against.
+    /// The evaluation programs: that of whole batches, and that of a short last batch. Empty with `--against`.
     pub evaluation: Vec<Evaluated>,
-    /// The choices that both sides take from the compiler, and whether each was compared.
+    /// The choices of the compiler that both sides share, unless they were compared.
     pub assumptions: Vec<Assumption>,
-    /// The largest error that passes.
+    /// The largest accepted error.
     pub tolerance: f64,
-    /// Whether no error is above it but those that rounding explains, and no tensor is trained there and not here.
+    /// Whether every error above the tolerance is explained by rounding, and every tensor that is trained there is trained here.
     pub passed: bool,
     /// Every comparison, the largest error first.
     pub differences: Vec<Difference>,
     /// The first pass that broke something, if that was asked for and one did.
     pub culprit: Option<Culprit>,
-    /// Tensors of the other side, each with the tensor of the model that it is.
+    /// The tensors of both sides.
+    #[serde(flatten)]
+    pub tensors: ComparedTensors,
+}
+
+/// The tensors of the model and of the other side, as far as they were found on both.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ComparedTensors {
+    /// Tensors of the other side that were found in the model.
     pub matched: Vec<Match>,
-    /// What the other side has and the model does not.
+    /// Tensors and outputs of the other side that the model does not have.
     pub unmatched_there: Vec<String>,
-    /// What the model has and the other side does not.
+    /// Parameters and outputs of the model that the other side does not have.
     pub unmatched_here: Vec<String>,
     /// Tensors that have a gradient there and are not trained here.
     pub untrained: Vec<Untrained>,
@@ -60,11 +68,11 @@ pub struct Report {
 /// A tensor of the other side that was found in the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Match {
-    /// Its name there.
+    /// Its name on the other side.
     pub there: String,
     /// Its name in the model's file.
     pub here: String,
-    /// How it was found, and how it lies.
+    /// The way in which it was found, and the relation of the layouts.
     pub how: String,
 }
 
@@ -72,12 +80,12 @@ pub struct Match {
 const ROWS: usize = 12;
 
 impl Report {
-    /// Errors above the tolerance that rounding does not explain.
+    /// The number of errors above the tolerance that rounding does not explain.
     pub fn failed(&self) -> usize {
         self.differences.iter().filter(|difference| difference.fails(self.tolerance)).count()
     }
 
-    /// Errors above the tolerance that rounding explains.
+    /// The number of errors above the tolerance that rounding explains.
     pub fn explained(&self) -> usize {
         let above = self.differences.iter().filter(|difference| difference.is_above(self.tolerance));
         above.count() - self.failed()
@@ -95,9 +103,9 @@ impl Report {
         compare::sort(&mut self.differences);
     }
 
-    /// Whether the two sides do not do the same.
+    /// Whether the two sides differ.
     pub fn differs(&self) -> bool {
-        self.failed() > 0 || self.untrained.iter().any(|one| one.fails)
+        self.failed() > 0 || self.tensors.untrained.iter().any(|one| one.fails)
     }
 }
 
@@ -115,14 +123,13 @@ impl fmt::Display for Report {
         if let Some(loss) = self.loss {
             writeln!(f, "loss {loss:.9}")?;
         }
-        match self.smaller_loss_scale {
-            Some(scale) if self.overflows => {
-                writeln!(f, "the gradients overflow f16 at the smallest loss scale, {scale}")?
-            }
-            Some(scale) => {
-                writeln!(f, "loss scale {scale}: the gradients overflow f16 at a larger loss scale")?
-            }
-            None => {}
+        if let Some(scale) = self.smaller_loss_scale {
+            let told = if self.overflows {
+                format!("the gradients overflow f16 at the smallest loss scale, {scale}")
+            } else {
+                format!("loss scale {scale}: the gradients overflow f16 at a larger loss scale")
+            };
+            writeln!(f, "{told}")?;
         }
         if !self.evaluation.is_empty() {
             let evaluated: Vec<String> = self.evaluation.iter().map(Evaluated::to_string).collect();
@@ -132,7 +139,7 @@ impl fmt::Display for Report {
         if self.assumptions.iter().all(|assumption| !assumption.checked) {
             writeln!(f, "{ADVICE}")?;
         }
-        self.matches(f)?;
+        write!(f, "{}", self.tensors)?;
         self.largest_errors(f)?;
         self.verdict(f)?;
         self.culprit.iter().try_for_each(|culprit| write!(f, "{culprit}"))
@@ -140,7 +147,7 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// The errors that fail, or the largest few.
+    /// Writes the errors that fail, and at least the five largest errors.
     fn largest_errors(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (failed, others): (Vec<_>, Vec<_>) =
             self.differences.iter().partition(|difference| difference.fails(self.tolerance));
@@ -167,63 +174,47 @@ impl Report {
             0 => String::new(),
             count => format!(", except {count} errors that rounding alone explains"),
         };
-        let untrained = self.untrained.iter().filter(|one| one.fails).count();
+        let untrained = self.tensors.untrained.iter().filter(|one| one.fails).count();
         if untrained > 0 {
             writeln!(
                 f,
                 "DIFFERENT: {untrained} tensors have a gradient in the file and are not trained here"
             )?;
         }
-        let nan =
-            self.differences.iter().filter(|it| it.is_not_compared() && it.fails(self.tolerance)).count();
-        match failed {
-            failed if failed > 0 && failed == nan => writeln!(
-                f,
-                "NOT COMPARED: {nan} of {} results are NaN on both sides; no other error is above {tolerance:e}{explained}",
-                self.differences.len()
-            ),
-            0 if untrained > 0 => {
-                writeln!(f, "no error of the other tensors is above {tolerance:e}{explained}")
+        let is_nan = |it: &&Difference| it.is_not_compared() && it.fails(tolerance);
+        let (nan, all) = (self.differences.iter().filter(is_nan).count(), self.differences.len());
+        let verdict = match failed {
+            0 if untrained > 0 => "no error of the other tensors is above".to_owned(),
+            0 => "equal: no error is above".to_owned(),
+            _ if failed == nan => {
+                format!("NOT COMPARED: {nan} of {all} results are NaN on both sides; no other error is above")
             }
-            0 => writeln!(f, "equal: no error is above {tolerance:e}{explained}"),
-            failed => {
-                let of = self.differences.len();
-                writeln!(
-                    f,
-                    "DIFFERENT: {failed} of {of} errors are above the tolerance {tolerance:e}{explained}"
-                )
-            }
-        }
+            _ => format!("DIFFERENT: {failed} of {all} errors are above the tolerance"),
+        };
+        writeln!(f, "{verdict} {tolerance:e}{explained}")
     }
+}
 
-    fn matches(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl fmt::Display for ComparedTensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Match { there, here, how } in self.matched.iter().filter(|found| !found.how.is_empty()) {
             writeln!(f, "  `{}` is `{}`, {}", visible(there), visible(here), visible(how))?;
         }
-        let list = |names: &[String]| {
-            let names: Vec<String> = names.iter().map(|name| format!("`{}`", visible(name))).collect();
-            names.join(", ")
+        let list = |f: &mut fmt::Formatter<'_>, what: &str, names: &[String], remedy: &str| {
+            let quoted: Vec<String> = names.iter().map(|name| format!("`{}`", visible(name))).collect();
+            if names.is_empty() { Ok(()) } else { writeln!(f, "{what}: {}{remedy}", quoted.join(", ")) }
         };
-        if !self.unmatched_there.is_empty() {
-            writeln!(f, "only in the file: {}", list(&self.unmatched_there))?;
-        }
-        if !self.unmatched_here.is_empty() {
-            writeln!(f, "only in this program: {}", list(&self.unmatched_here))?;
-        }
+        list(f, "only in the file", &self.unmatched_there, "")?;
+        list(f, "only in this program", &self.unmatched_here, "")?;
         if !self.untrained.is_empty() {
             writeln!(f, "tensors with a gradient in the file that are not trained here:")?;
         }
         for Untrained { there, why, .. } in &self.untrained {
             writeln!(f, "  `{}` {}", visible(there), visible(why))?;
         }
-        if !self.trained_here_alone.is_empty() {
-            writeln!(
-                f,
-                "trained here, without a gradient in the file: {}; --freeze excludes a tensor from training",
-                list(&self.trained_here_alone)
-            )?;
-        }
-        Ok(())
+        let alone = &self.trained_here_alone;
+        let remedy = "; --freeze excludes a tensor from training";
+        list(f, "trained here, without a gradient in the file", alone, remedy)
     }
 }
 

@@ -1,11 +1,10 @@
 //! The error that rounding alone makes.
 //!
-//! Some numbers of a step are nothing but rounding, in every correct program. The gradient of a bias that a batch norm
-//! cancels is zero; an activation at the kink of a ReLU or of a max pooling falls to either side. This module measures
-//! how far such numbers move, on a program that is not the tested one: the untransformed graph with the casts of
-//! `precision`, in the interpreter that rounds every value. Each sample moves every weight by a random part of a
-//! rounding unit first (Monte Carlo arithmetic: D. S. Parker, UCLA CSD-970002, 1997). The samples are taken only when an
-//! error is above the tolerance, and until they explain it.
+//! In every correct program, some numbers of a step consist of rounding errors alone. The gradient of a bias that a batch norm cancels is zero
+//! in exact numbers; an activation at the kink of a ReLU or of a max pooling falls to either side. This module measures the changes of such
+//! numbers by another program than the tested one: the untransformed graph with the casts of `precision`, in the interpreter that rounds every
+//! value. Each sample first changes every weight by a random part of a rounding unit (Monte Carlo arithmetic: D. S. Parker, UCLA CSD-970002,
+//! 1997). Samples are taken only if an error is above the tolerance, and until they explain it.
 
 use super::Mode;
 use super::compare::{self, Difference, Kind, RoundingError};
@@ -20,15 +19,15 @@ use ir::{DType, Module, Phase, Role, State, Tensor, ValueId, random};
 use program::UpdateTime;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most samples. The largest of so many is rarely a quarter of another.
+/// The largest number of samples. The largest error of so many samples is rarely a quarter of that of another sample.
 const SAMPLES: u64 = 8;
 
 /// The types to which values are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoundedTo {
-    /// Those of the compiled program, by the casts that the user asked for.
+    /// The types of the compiled program, by the casts that the user asked for.
     Asked,
-    /// The model's own.
+    /// The types of the model's file.
     Model,
     /// f64: a program that is equal in exact numbers rounds in another order. The error is that of the model's own types, times the
     /// quotient of the rounding units.
@@ -61,13 +60,13 @@ struct RoundedProgram {
 }
 
 impl<'a> Rounding<'a> {
-    /// The rounding of a step on these inputs; nothing is run yet.
+    /// The rounding of a step on these inputs. Nothing is run yet.
     pub fn new(source: &'a Source, subject: &'a Subject, microbatches: &'a [Tensors], to: RoundedTo) -> Self {
         let (plan, largest) = (&subject.plan, BTreeMap::new());
         Self { source, plan, subject, microbatches, to, evaluates: false, program: None, samples: 0, largest }
     }
 
-    /// The rounding of an evaluation of one batch, of a model that is compiled by `plan`; nothing is run yet.
+    /// The rounding of an evaluation of one batch, by a model that is compiled by `plan`. Nothing is run yet.
     pub fn of_evaluation(
         (source, plan): (&'a Source, &'a CompilationPlan),
         subject: &'a Subject,
@@ -77,8 +76,8 @@ impl<'a> Rounding<'a> {
         Self { plan, evaluates: true, ..Self::new(source, subject, batch, to) }
     }
 
-    /// Writes beside each error that rounding alone makes. Takes samples until they explain the errors above the
-    /// tolerance, or are many. `here` gives the name that the model's file has for the tensor of a difference.
+    /// Adds to each difference above the tolerance the error that rounding alone makes. Takes samples until they explain these differences, or
+    /// until there are [`SAMPLES`]. `here` gives the name in the model's file for the tensor of a difference.
     pub fn explain(
         &mut self,
         differences: &mut [Difference],
@@ -154,8 +153,8 @@ impl<'a> Rounding<'a> {
     }
 }
 
-/// The float type with the fewest digits that a program computes with or keeps, apart from the optimizer's states: how these are
-/// rounded says nothing of the other numbers of a step.
+/// The float type with the fewest digits among the values and states of a program. The states of the optimizer are left out, because their
+/// rounding does not affect the other numbers of a step.
 pub fn coarsest(module: &Module) -> DType {
     let nodes = module.nodes().filter(|(_, node)| node.phase != Phase::Prepare);
     let of_optimizer = module.states.values().filter(|state| state.role == Role::Optimizer);
@@ -168,7 +167,7 @@ pub fn coarsest(module: &Module) -> DType {
     floats.fold(DType::F32, |coarsest, dtype| if unit(dtype) > unit(coarsest) { dtype } else { coarsest })
 }
 
-/// The error that rounding a state to its own type makes, if it is kept in fewer digits than f32: of codes, one code.
+/// The error of rounding a state to its own type, if the type has fewer digits than f32. The error of a code is one code.
 fn kept(dtype: DType) -> Option<RoundingError> {
     let error = match dtype {
         DType::F16 | DType::BF16 => unit(dtype),
@@ -189,7 +188,7 @@ pub fn unit(dtype: DType) -> f64 {
     0.5f64.powi(digits)
 }
 
-/// The tensors with every float moved by a random part of a rounding unit.
+/// The tensors, with every float changed by a random part of a rounding unit.
 fn moved(tensors: &Tensors, unit: f64, sample: u64) -> Tensors {
     let mut moved = tensors.clone();
     for (name, tensor) in &mut moved {

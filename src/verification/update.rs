@@ -1,17 +1,16 @@
-//! The update of a step alone: given gradients, new parameters.
+//! The update of a step by itself: from given gradients to new parameters.
 //!
-//! States after the step are compared with this and not with the reference's own step: where a gradient is zero but for
-//! rounding, Adam's first step goes by the sign of the rounding, and two correct programs differ by the whole learning
-//! rate. The gradients themselves are compared with the reference's, so that no error goes unseen.
+//! States after a step are compared with the result of this update, and not with those of the reference's step. If a gradient is zero except
+//! for rounding, Adam's first step follows the sign of the rounding error, and two correct programs differ by the whole learning rate. The
+//! gradients themselves are compared with those of the reference, so no error is overlooked.
 
 use super::Mode;
 use super::execute::{Execution, Machine, Tensors};
 use super::layout::Layout;
-use crate::compilation;
 use crate::failure::Failure;
+use crate::manager;
 use ir::{Module, Role, StepOutput, Tensor};
 use passes::update::Update;
-use passes::{Manager, PassContext};
 
 /// The exact update of the reference's parameters and of the optimizer's states, by the gradients that the tested program
 /// reported. A gradient that it did not report is that of the reference's own step. `start` has the parameters before the step.
@@ -22,17 +21,13 @@ pub(super) fn expected(
     tested: &Execution,
     start: &Tensors,
 ) -> Result<Tensors, Failure> {
-    let is_gradient = |name: &str| StepOutput::gradient_of(name).is_some();
-    let mut gradients = own.last_outputs(is_gradient);
-    let reported = tested.last_outputs(is_gradient);
+    let (mut gradients, reported) = (own.gradients(), tested.gradients());
     for tensor in &layout.tensors {
         if let Some(gradient) = tensor.assemble(StepOutput::GRADIENT, &reported)? {
             gradients.insert(StepOutput::Gradient(&tensor.name).to_string(), gradient);
         }
     }
-    let mut module = reference.clone();
-    let (manager, mut cx) = (Manager::default(), PassContext::default());
-    compilation::run(&manager, &Update.into(), &mut module, &mut cx, |_, _, _| {})?;
+    let module = manager::rewritten(reference.clone(), Update)?;
     for input in &module.inputs {
         // The compiled program may keep weights of the file in f32 that are half there: its gradients are f32 too.
         if let Some(gradient) = gradients.get_mut(&input.name) {

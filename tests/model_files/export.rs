@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use checkpoint::{StateBytes, TensorFile};
 use ir::interp::{self, Missing, Mode};
-use ir::{DType, Module, Op, Role, Tensor, Type};
+use ir::{DType, Diagnostic, Module, Op, Role, Tensor, Type};
 use onnx::Model;
 use passes::Manager;
 use passes::reports::{ParameterReport, RowRole};
@@ -52,13 +52,19 @@ fn doctored(module: &Module) -> StateBytes {
     states.map(|(index, state)| (state.name.clone(), value(index, &state.ty).to_bytes().into())).collect()
 }
 
+/// The values as an export asks for them.
+fn given(states: &StateBytes) -> impl Fn(&str) -> Result<Option<Bytes>, Diagnostic> {
+    |name| Ok(states.get(name).cloned())
+}
+
 fn export(model: &str) -> Exported {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(model);
     let (source, compilation) = load(&path);
     export::check(&source, &compilation).expect("everything can be written back");
     let states = doctored(&compilation.training);
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
+    let written =
+        export::export(&source, &compilation, &given(&states), folder.path()).expect("it is written");
     let trained = compilation.reports.parameters.iter().filter(|report| report.role != RowRole::Constant);
     assert_eq!(written.tensors, trained.count());
     let names: Vec<_> = std::fs::read_dir(folder.path()).expect("it is there").collect();
@@ -242,8 +248,8 @@ fn values_that_are_missing_or_do_not_fit_are_told_and_nothing_is_written() {
     states.remove(&first.name);
     states.insert(second.name.clone(), Bytes::from(vec![0; 4]));
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let errors =
-        export::export(&source, &compilation, &states, folder.path()).expect_err("two values are wrong");
+    let errors = export::export(&source, &compilation, &given(&states), folder.path())
+        .expect_err("two values are wrong");
     let messages: Vec<&str> = errors.iter().map(|error| error.message.as_str()).collect();
     expect_test::expect![[r#"
         state `m.net.0.weight` of the tensor `m.net.0.weight` has no value
@@ -257,8 +263,8 @@ fn a_folder_that_is_not_there_is_told() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/models/mlp.dynamo.onnx");
     let (source, compilation) = load(&path);
     let states = doctored(&compilation.training);
-    let errors =
-        export::export(&source, &compilation, &states, Path::new("/nowhere/at/all")).expect_err("no folder");
+    let errors = export::export(&source, &compilation, &given(&states), Path::new("/nowhere/at/all"))
+        .expect_err("no folder");
     assert!(errors[0].message.starts_with("cannot write /nowhere/at/all/model.onnx: "), "{errors:?}");
 }
 
@@ -279,7 +285,8 @@ fn noise_that_stays_in_the_inference_form_is_told() {
         let (source, compilation) = load(&path);
         let states = doctored(&compilation.training);
         let folder = tempfile::tempdir().expect("a temporary folder");
-        let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
+        let written =
+            export::export(&source, &compilation, &given(&states), folder.path()).expect("it is written");
         let notes = written.notes();
         assert!(notes.len() == 1 && notes[0].contains(note), "{model}: {notes:?}");
     }
@@ -309,7 +316,7 @@ fn a_model_that_computes_its_loss_needs_no_labels_in_inference_form() {
         let states = doctored(&compilation.training);
         let to = folder.path().join(to);
         std::fs::create_dir(&to).expect("a folder");
-        let written = export::export(&source, &compilation, &states, &to).expect("it is written");
+        let written = export::export(&source, &compilation, &given(&states), &to).expect("it is written");
         let model = Model::load(&written.model).expect("it can be read");
         (source.model, model, written.training_form)
     };
@@ -338,7 +345,8 @@ fn a_model_in_training_mode_is_written_in_both_forms() {
     let (source, compilation) = load(&path);
     let states = doctored(&compilation.training);
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
+    let written =
+        export::export(&source, &compilation, &given(&states), folder.path()).expect("it is written");
     let training = written.training_form.expect("the model has batch norms that train");
     assert_eq!(training, folder.path().join("model-training.onnx"));
     let [inference, training] =
@@ -366,7 +374,8 @@ fn keys_without_a_value_are_named() {
     source.imported.state_dict.entries.push(lost);
     let states = doctored(&compilation.training);
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let written = export::export(&source, &compilation, &states, folder.path()).expect("it is written");
+    let written =
+        export::export(&source, &compilation, &given(&states), folder.path()).expect("it is written");
     let notes = written.notes().join("\n").replace(&format!("{}/", folder.path().display()), "");
     expect_test::expect![[r#"
         model.onnx is in inference form, for use; model-training.onnx is in training form, for more training

@@ -335,12 +335,12 @@ fn check_parameters_and_gradients(fixture: &Fixture, subject: &Subject) {
         let outcome = done(against::run(subject, &numbers, mode));
         // The exporter ran the model, which changed its running statistics.
         let missing: Vec<_> =
-            outcome.unmatched_there.iter().filter(|name| !name.starts_with("buffer.")).collect();
+            outcome.tensors.unmatched_there.iter().filter(|name| !name.starts_with("buffer.")).collect();
         let unmatched: Vec<_> =
-            outcome.unmatched_here.iter().filter(|name| name.starts_with("parameter")).collect();
+            outcome.tensors.unmatched_here.iter().filter(|name| name.starts_with("parameter")).collect();
         assert!(missing.is_empty() && unmatched.is_empty(), "{missing:?} {unmatched:?}");
-        let here: BTreeSet<&str> = outcome.matched.iter().map(|found| found.here.as_str()).collect();
-        assert_eq!((here.len(), outcome.matched.len()), (fixture.parameters, fixture.parameters));
+        let here: BTreeSet<&str> = outcome.tensors.matched.iter().map(|found| found.here.as_str()).collect();
+        assert_eq!((here.len(), outcome.tensors.matched.len()), (fixture.parameters, fixture.parameters));
         for difference in &outcome.differences {
             let allowed = if difference.kind == Kind::Parameter { fixture.bounds.parameters } else { bound };
             assert!(difference.error <= allowed, "{} in mode {}: {difference:?}", fixture.file, mode.name());
@@ -364,15 +364,15 @@ fn check_folded_tables(fixture: &Fixture, subject: &Subject) {
         [(Mode::Exact, fixture.bounds.gradients), (Mode::On(cpu::TARGET), fixture.bounds.gradients_cpu)]
     {
         let outcome = done(against::run(subject, &numbers, mode));
-        let untrained: Vec<&String> = outcome.untrained.iter().map(|tensor| &tensor.there).collect();
+        let untrained: Vec<&String> = outcome.tensors.untrained.iter().map(|tensor| &tensor.there).collect();
         assert_eq!(untrained, tables);
-        assert_eq!(outcome.matched.len(), fixture.parameters - tables.len());
+        assert_eq!(outcome.tensors.matched.len(), fixture.parameters - tables.len());
         for difference in &outcome.differences {
             assert!(difference.error <= bound, "{} in mode {}: {difference:?}", fixture.file, mode.name());
         }
-        let folded = outcome.unmatched_here.iter().filter_map(|name| name.strip_prefix("parameter "));
+        let folded = outcome.tensors.unmatched_here.iter().filter_map(|name| name.strip_prefix("parameter "));
         let [folded_of_encoder, folded_of_decoder] = folded.collect::<Vec<_>>()[..] else {
-            panic!("{:?}", outcome.unmatched_here)
+            panic!("{:?}", outcome.tensors.unmatched_here)
         };
         let reported = outcome.execution.last_outputs(|name| name.starts_with("grad."));
         let largest = compare::largest(numbers.gradients.values());

@@ -19,6 +19,7 @@ use trainyard::fit::{self, Conditions, Fit};
 use trainyard::inspection::PredictionFacts;
 use trainyard::pipeline::{Batch, CompilationPlan};
 use trainyard::plan::MemoryPlan;
+use trainyard::training::Programs;
 
 /// A model and the node that it is planned for.
 struct Row {
@@ -100,8 +101,8 @@ impl Row {
 
 /// Replays the places of a compilation in all memories, by a program that shares no code with the planner.
 fn replay(row: &Row, compilation: &Compilation) {
-    let plan = MemoryPlan::for_device(compilation, 1, &row.gpu.device(), Some(&row.budgets()));
-    let plan = done(plan);
+    let programs = done(Programs::lower_on(compilation, 1, &row.gpu.device()));
+    let plan = done(MemoryPlan::of(&programs, 1, Some(&row.budgets())));
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let file = folder.path().join("plan.json");
     done(plan.write(&file));

@@ -109,12 +109,13 @@ fn every_way_to_train_is_verified() {
 #[test]
 fn numbers_of_pytorch_are_matched_by_name_and_by_value() {
     let report = check_passes("gpt2.dynamo.onnx --against gpt2.train.npz --tolerance 1e-5");
-    let how = |there: &str| report.matched.iter().find(|found| found.there == there).unwrap().how.as_str();
+    let how =
+        |there: &str| report.tensors.matched.iter().find(|found| found.there == there).unwrap().how.as_str();
     assert_eq!(how("m.transformer.wpe.weight"), "by its value, rows 0..32 of that there");
     assert_eq!(how("m.transformer.h.0.ln_1.weight"), "");
-    assert_eq!(report.unmatched_here, ["output logits"]);
+    assert_eq!(report.tensors.unmatched_here, ["output logits"]);
     let report = check_passes("llama.dynamo.onnx --against llama.train.npz --tolerance 1e-5");
-    assert!(report.matched.iter().any(|found| found.how == "transposed"), "{report}");
+    assert!(report.tensors.matched.iter().any(|found| found.how == "transposed"), "{report}");
     let text = verify("llama.dynamo.onnx --against llama.train.npz --tolerance 1e-9").unwrap().to_string();
     assert!(text.contains("DIFFERENT") && text.contains("above the tolerance 1e-9"), "{text}");
     // The batch of the file is divided into two microbatches, and the outputs are put together again.
@@ -244,8 +245,8 @@ fn files_of_numbers_that_do_not_fit_say_what_would() {
     let report =
         against(&[x(), ("logits", &[8, 10], vec![0.0; 80]), ("param.w", &[3], vec![1.0; 3])]).unwrap();
     assert!(!report.passed);
-    assert_eq!(report.unmatched_there, ["parameter w"]);
-    assert_eq!(report.unmatched_here.len(), 6, "{report}");
+    assert_eq!(report.tensors.unmatched_there, ["parameter w"]);
+    assert_eq!(report.tensors.unmatched_here.len(), 6, "{report}");
 
     std::fs::write(&file, b"not a file of tensors").expect("a temporary file is written");
     let broken = verify(&format!("mlp.dynamo.onnx --against {}", file.display())).unwrap_err();

@@ -1,5 +1,7 @@
 //! The bytes of the memories that a program takes.
 
+use serde::Serialize;
+
 /// The bytes that a program takes of each memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
@@ -31,7 +33,7 @@ pub struct TierMemory {
 }
 
 /// The bytes of each class at the position where most bytes are alive. Their sum is the size of the arena.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryByClass {
     /// Parameters and buffers of the model, and the casts of weights that a step makes before its first microbatch.
     pub parameters: u64,

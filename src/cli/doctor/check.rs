@@ -6,7 +6,6 @@ use cuda::check::rates::{Rate, Sizes};
 use cuda::check::samples::{SampleVariant, all, batches};
 use cuda::check::search::{Counts, Event, Failure, Report, check};
 use serde::Serialize;
-use std::fmt::Write as _;
 use std::time::Instant;
 
 /// The result of the check of a GPU.
@@ -42,32 +41,30 @@ impl Check {
         Self { gpu, passed, samples: report, rates, seconds: start.elapsed().as_secs_f64() }
     }
 
-    /// For people: a line for each sample that fails, and a summary.
+    /// The result as text: a line for each sample that fails, and a summary.
     pub(super) fn text(&self) -> String {
-        let mut text = format!("\nGPU {}\n", self.gpu);
-        for failure in &self.samples.failures {
-            let _ = writeln!(text, "  {}", wrong(failure));
-        }
-        if let Some(failure) = self.samples.failures.first() {
-            let _ = writeln!(
-                text,
-                "  to run the first failed sample again: trainyard doctor --part {}",
-                failure.part
-            );
-        }
-        let (passed, failed) = (self.samples.passed, self.samples.failures.len());
-        let _ = write!(text, "  {passed} samples of operators agree with the interpreter, {failed} do not");
-        if self.samples.skipped > 0 {
-            let _ = write!(text, ", {} were not run", self.samples.skipped);
-        }
-        text.push('\n');
-        for rate in &self.rates {
-            let _ = writeln!(text, "  {}", rate_text(rate));
-        }
+        let Report { passed, skipped, failures } = &self.samples;
+        let wrong: String = failures.iter().map(|failure| format!("  {}\n", wrong(failure))).collect();
+        let again = failures.first().map(|failure| {
+            let part = &failure.part;
+            format!("  to run the first failed sample again: trainyard doctor --part {part}\n")
+        });
+        let (failed, left_out) = (failures.len(), left_out(*skipped));
+        let rates: String = self.rates.iter().map(|rate| format!("  {}\n", rate_text(rate))).collect();
         let verdict = if self.passed { "passed" } else { "FAILED" };
-        let _ = writeln!(text, "  {verdict} in {:.0} s", self.seconds);
-        text
+        format!(
+            "\nGPU {}\n{wrong}{}  {passed} samples of operators agree with the interpreter, {failed} do \
+             not{left_out}\n{rates}  {verdict} in {:.0} s\n",
+            self.gpu,
+            again.unwrap_or_default(),
+            self.seconds
+        )
     }
+}
+
+/// The number of samples that were not run, if there are some.
+fn left_out(skipped: usize) -> String {
+    if skipped > 0 { format!(", {skipped} were not run") } else { String::new() }
 }
 
 /// An event of the check, on one line.
@@ -82,7 +79,7 @@ fn told(event: &Event<'_>) -> String {
             )
         }
         Event::Done(batch, Counts { passed, failed, skipped }) => {
-            let left_out = if *skipped > 0 { format!(", {skipped} were not run") } else { String::new() };
+            let left_out = left_out(*skipped);
             let kind = format!("{}, {}", batch.dtype.name(), batch.way.name());
             format!("{kind}: {passed} samples agree, {failed} do not{left_out}")
         }

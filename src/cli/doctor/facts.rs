@@ -1,6 +1,6 @@
 //! The hardware and libraries of a machine, as `doctor` writes them: as text, and as JSON.
 
-use crate::inspection::units;
+use crate::units;
 use cuda::cudnn::TAKEN;
 use cuda::gpu::links::Link;
 use cuda::libraries::{FOLDERS, Folders, Library, NotOpened, Opened};

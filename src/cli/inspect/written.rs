@@ -1,4 +1,4 @@
-//! Where the answer of `inspect` goes: standard output, or a file. A program as an ONNX model is bytes and not text.
+//! Writes the output of `inspect` to standard output or to a file. A program as an ONNX model is bytes and not text.
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -20,7 +20,7 @@ impl Output {
     /// A program as an ONNX model.
     ///
     /// # Errors
-    /// A size that ONNX cannot say.
+    /// A size that ONNX cannot express.
     pub(super) fn of_program(program: &Module, header: &Header) -> Result<Self, Failure> {
         Ok(Self { model: Some(Box::new(shown(program, header)?)), ..Self::default() })
     }
@@ -33,7 +33,7 @@ impl Inspect {
     /// A file that cannot be written; a model that is to go to a terminal.
     pub(super) fn write(&self, output: &Output) -> Result<(), Failure> {
         if output.model.is_none() && output.text.is_empty() {
-            return Ok(()); // the model cannot be imported, which the reasons tell
+            return Ok(()); // The model cannot be imported, and the reasons are told.
         }
         match (&self.output, &output.model) {
             (Some(path), Some(model)) => save(ModelProto::clone(model), path)
@@ -42,7 +42,7 @@ impl Inspect {
                 .map_err(|error| Diagnostic::new(format!("cannot write {}: {error}", path.display())).into()),
             (None, Some(model)) => write_model(model),
             (None, None) if self.format == Format::Text => report::write_text(&output.text),
-            // Programs read the other formats; each escapes in its own way.
+            // Programs read the other formats, each of which has its own escapes.
             (None, None) => report::write_out(&output.text),
         }
     }

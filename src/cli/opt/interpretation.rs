@@ -66,14 +66,12 @@ fn numbers(ty: &Type, seed: u64, name: &str, float: impl Fn(f64) -> f64, limit: 
     let count: usize = sizes.iter().product();
     let word =
         |i: usize| u64::from(random::philox(seed, [i as u32, 0, stream as u32, (stream >> 32) as u32])[0]);
-    match ty.dtype {
-        DType::Bool => Tensor::bool(sizes, (0..count).map(|i| word(i) % 2 == 1).collect()),
-        dtype if dtype.is_float() => {
-            let normals = (0..count).map(|i| float(random::normal(seed, stream, i as u64)));
-            Tensor::float(dtype, sizes, normals.collect()).rounded()
-        }
-        dtype => Tensor::int(dtype, sizes, (0..count).map(|i| (word(i) % limit.max(1)) as i64).collect()),
-    }
+    let draw = |i: usize| match ty.dtype {
+        DType::Bool => (word(i) % 2) as f64,
+        dtype if dtype.is_float() => float(random::normal(seed, stream, i as u64)),
+        _ => (word(i) % limit.max(1)) as f64,
+    };
+    Tensor::of_numbers(ty.dtype, sizes, (0..count).map(draw)).rounded()
 }
 
 /// The smallest size that an input of integers indexes: a table's rows, the classes of a loss.

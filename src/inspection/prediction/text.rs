@@ -1,8 +1,10 @@
 //! A prediction as text.
 
-use super::{CommandFacts, DeclinedFacts, ExchangeFacts, MemoryClassFacts, PredictionFacts};
-use crate::inspection::units::{bytes, count, flops, grouped};
+use super::{CommandFacts, ExchangeFacts, KindFacts, MemoryClassFacts, PredictionFacts, Throughput};
+use crate::units::{bytes, count, flops, grouped, milliseconds, sizes};
 use ir::visible;
+use program::MemoryByClass;
+use program::backend::Declined;
 use std::fmt;
 
 /// Joules of a kilowatt-hour.
@@ -13,52 +15,19 @@ const LONGEST: usize = 10;
 
 impl fmt::Display for PredictionFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.tokens { "tokens" } else { "samples" };
-        let rate = grouped(self.samples_per_s.round() as u64);
-        writeln!(
-            f,
-            "\non {}: {} per step, {rate} {what} per second, MFU {:.1} % of {}",
-            self.device,
-            milliseconds(self.step_ms),
-            100.0 * self.mfu,
-            flops(self.model_flops)
-        )?;
+        let Throughput { samples_per_s, model_flops, .. } = self.throughput;
+        let (step, rate) = (milliseconds(self.step_ms), self.throughput.rate(samples_per_s.round()));
+        writeln!(f, "\non {}: {step} per step, {rate} of {}", self.device, flops(model_flops))?;
         let launches = count(self.launches as usize, "launch").replace("hs", "hes");
         let in_turn = milliseconds(self.in_turn_ms);
         writeln!(f, "  {launches}, {in_turn} if each command waited for the previous one")?;
-        writeln!(f, "  {}", price((self.samples, self.tokens), self.joules, self.dollars))?;
+        writeln!(f, "  {}", self.throughput.price())?;
         let width = self.sections.iter().map(|section| section.section.len()).max().unwrap_or(0);
         for section in &self.sections {
             let (times, ms) = (format!("{} x", section.runs), milliseconds(section.ms));
             writeln!(f, "    {:width$}  {times:>5}  {ms:>9}  {}", section.section, section.commands())?;
         }
-        self.write_memory(f)?;
-        self.write_exchanges(f)?;
-        self.write_declined(f)?;
-        self.write_kinds(f)?;
-        self.write_longest(f)
-    }
-}
-
-/// Energy and cost, of a step of so many samples, which may be tokens, and of a billion tokens or a million samples.
-pub(in crate::inspection) fn price((samples, are_tokens): (u64, bool), joules: f64, dollars: f64) -> String {
-    let (amount, many) = if are_tokens { (1e9, "billion tokens") } else { (1e6, "million samples") };
-    let steps = amount / samples as f64;
-    format!(
-        "energy and cost: {joules:.3e} J and {dollars:.3e} dollars per step; {:.3} kWh and {:.3} dollars per {many}",
-        joules * steps / JOULES_PER_KWH,
-        dollars * steps
-    )
-}
-
-impl PredictionFacts {
-    /// The memory of a device by class.
-    fn write_memory(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "  memory of each device: {} ({})", bytes(self.planned), self.memory)
-    }
-
-    /// A line for the collectives of each kind and axes.
-    fn write_exchanges(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "  memory of each device: {} ({})", bytes(self.planned), self.memory)?;
         for ExchangeFacts { kind, axes, count, ms, not_hidden_ms } in &self.exchanges {
             let (axes, share) = (axes.join("*"), 100.0 * not_hidden_ms / self.step_ms);
             let [ms, not_hidden] = [ms, not_hidden_ms].map(|ms| milliseconds(*ms));
@@ -68,34 +37,45 @@ impl PredictionFacts {
                 visible(&axes)
             )?;
         }
-        Ok(())
-    }
-
-    /// A line for each kind and reason. Only attention has kernels besides cuDNN's.
-    fn write_declined(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for DeclinedFacts { kind, reason, count } in &self.not_by_cudnn {
+        for Declined { kind, reason, count } in &self.not_by_cudnn {
+            // Only attention has kernels besides cuDNN's.
             let by = if *kind == "convolution" { "without a library call" } else { "by our own kernels" };
             writeln!(f, "  {kind} {by}: {count} x, {reason}")?;
         }
-        Ok(())
-    }
-
-    fn write_kinds(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.kinds.iter().map(|kind| kind.kind.len()).max().unwrap_or_default();
-        for kind in &self.kinds {
-            let (ms, moved, done) = (milliseconds(kind.ms), bytes(kind.bytes), flops(kind.flops));
-            let launches = format!("{} x", kind.launches);
-            writeln!(
-                f,
-                "  {:width$}  {launches:>6}  {ms:>9}  {moved:>9}  {done:>10}  {}",
-                kind.kind,
-                kind.bound()
-            )?;
+        for facts in &self.kinds {
+            let KindFacts { kind, launches, bytes: moved, flops: done, ms, .. } = facts;
+            let (ms, moved, done) = (milliseconds(*ms), bytes(*moved), flops(*done));
+            let launches = format!("{launches} x");
+            write!(f, "  {kind:width$}  {launches:>6}  {ms:>9}  {moved:>9}  {done:>10}")?;
+            writeln!(f, "  {}", facts.bound())?;
         }
-        Ok(())
+        self.write_longest(f)
+    }
+}
+
+impl Throughput {
+    /// The rate, of which text has the whole number `samples_per_s`, and the share of the peak: `12,300 tokens per second, MFU 41.2 %`
+    pub(in crate::inspection) fn rate(&self, samples_per_s: f64) -> String {
+        let unit = if self.tokens { "tokens" } else { "samples" };
+        format!("{} {unit} per second, MFU {:.1} %", grouped(samples_per_s as u64), 100.0 * self.mfu)
     }
 
-    /// The longest commands; those that are alike once.
+    /// Energy and cost of a step, and of a billion tokens or a million samples.
+    pub(in crate::inspection) fn price(&self) -> String {
+        let Self { samples, tokens, joules, dollars, .. } = *self;
+        let (amount, many) = if tokens { (1e9, "billion tokens") } else { (1e6, "million samples") };
+        let steps = amount / samples as f64;
+        format!(
+            "energy and cost: {joules:.3e} J and {dollars:.3e} dollars per step; {:.3} kWh and {:.3} dollars per {many}",
+            joules * steps / JOULES_PER_KWH,
+            dollars * steps
+        )
+    }
+}
+
+impl PredictionFacts {
+    /// Writes the longest commands. Equal commands have one line.
     fn write_longest(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut alike: Vec<(&CommandFacts, u64)> = Vec::new();
         for command in &self.commands {
@@ -128,18 +108,16 @@ impl PredictionFacts {
 
 impl fmt::Display for MemoryClassFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { parameters, optimizer, gradients, activations, workspace, constants } = *self;
-        let classes = [
+        let Self { classes, constants } = *self;
+        let MemoryByClass { parameters, optimizer, gradients, activations, workspace } = classes;
+        f.write_str(&sizes([
             ("parameters", parameters),
             ("gradients", gradients),
             ("optimizer", optimizer),
             ("saved activations", activations),
             ("workspace", workspace),
             ("constants", constants),
-        ];
-        let classes = classes.iter().filter(|(_, size)| *size > 0);
-        let classes: Vec<String> = classes.map(|(name, size)| format!("{name} {}", bytes(*size))).collect();
-        f.write_str(&classes.join(", "))
+        ]))
     }
 }
 
@@ -152,14 +130,5 @@ impl CommandFacts {
 
     fn place(&self) -> String {
         if self.origin.is_empty() { String::new() } else { format!("  at {}", visible(&self.origin)) }
-    }
-}
-
-/// `1.25 s`, `12.5 ms`, `3.2 µs`
-pub(crate) fn milliseconds(ms: f64) -> String {
-    match ms {
-        _ if ms >= 1000.0 => format!("{:.2} s", ms / 1e3),
-        _ if ms >= 1.0 => format!("{ms:.2} ms"),
-        _ => format!("{:.1} µs", ms * 1e3),
     }
 }

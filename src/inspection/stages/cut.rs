@@ -10,12 +10,11 @@ impl StageFacts {
     pub(super) fn all(module: &Module, pipeline: &StageTable, times: &Times) -> Vec<Self> {
         let forward = divided(module);
         let stages = (0..).zip(&pipeline.placement);
-        let mut all: Vec<Self> =
-            stages.map(|(stage, &rank)| Self::of(module, &forward, stage, rank, times)).collect();
-        (all.iter_mut().zip(&pipeline.delays)).for_each(|(stage, &delay)| stage.delay = Some(delay));
-        if !pipeline.timetable.splits_backward() {
-            all.iter_mut().for_each(|stage| stage.weight_ms = None);
-        }
+        let of = |(stage, &rank): (u32, &u32)| Self {
+            delay: pipeline.delays.get(stage as usize).copied(),
+            ..Self::of(module, &forward, stage, rank, times)
+        };
+        let mut all: Vec<Self> = stages.map(of).collect();
         let slowest = all.iter().map(Self::ms).fold(0.0, f64::max);
         all.iter_mut().for_each(|stage| stage.share_of_slowest = share(stage.ms(), slowest));
         all
@@ -33,6 +32,7 @@ impl StageFacts {
             let sent = sent.filter(|(dependency, _)| is_wanted(dependency.to.chunk));
             sent.map(|(_, bytes)| bytes).fold(0, u64::saturating_add)
         };
+        let splits = module.pipeline.as_ref().is_some_and(|pipeline| pipeline.timetable.splits_backward());
         let ms = |phase| times.task(ChunkPhase::new(phase, stage));
         Self {
             rank,
@@ -42,7 +42,7 @@ impl StageFacts {
             parameters: parameters.filter_map(|state| state.ty.numel()).fold(0, u64::saturating_add),
             forward_ms: ms(Phase::Forward),
             backward_ms: ms(Phase::Backward),
-            weight_ms: Some(ms(Phase::Weight)),
+            weight_ms: splits.then(|| ms(Phase::Weight)),
             share_of_slowest: 0.0,
             sent_forward: sent(&|to| to > stage),
             sent_backward: sent(&|to| to < stage),
@@ -55,7 +55,7 @@ impl StageFacts {
     }
 }
 
-/// The nodes of the forward phase that depend on inputs. Other nodes, such as transposed weights, may stand far from their stage.
+/// The nodes of the forward phase that depend on inputs. Other nodes, such as transposes of weights, may be far from the nodes of their stage.
 fn divided(module: &Module) -> Vec<NodeId> {
     let mut dependent: BTreeSet<ValueId> = BTreeSet::new();
     let mut divided = vec![];

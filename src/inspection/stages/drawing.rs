@@ -3,7 +3,7 @@
 //! A task takes whole columns, at least one, so the drawing rounds the times. It is as wide as the line allows.
 
 use super::PipelineFacts;
-use crate::inspection::prediction::milliseconds;
+use crate::units::milliseconds;
 use ir::timetable::{Task, TaskTime};
 use ir::{Phase, Timeline};
 use std::fmt;
@@ -29,7 +29,7 @@ struct Columns {
 }
 
 impl Columns {
-    /// What a column stands for. Tasks of one column each say nothing about their times.
+    /// The meaning of a column. If the longest task has one column, columns say nothing about times.
     fn scale(&self) -> String {
         match self.widest {
             1 => "a column for each task".into(),
@@ -43,11 +43,13 @@ impl Columns {
 }
 
 impl PipelineFacts {
-    /// Draws the tasks of all ranks, or says what is left out.
+    /// Draws the tasks of the ranks, and names the parts that are left out.
     pub(super) fn write_timetable(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(columns) = self.widest_columns() else { return Ok(()) };
         let timeline = &columns.timeline;
-        writeln!(f, "timetable, {}: {}", columns.scale(), self.legend())?;
+        let weight = if self.splits_backward() { ", a b c weight gradients" } else { "" };
+        let marks = format!("0 1 2 forward, A B C backward{weight} of microbatches 0 1 2, . idle");
+        writeln!(f, "timetable, {}: {marks}", columns.scale())?;
         let tasks = &self.plan.0.timetable.ranks;
         for (rank, tasks) in tasks.iter().enumerate().take(MOST_RANKS) {
             let times = || tasks.iter().zip(&timeline.ranks[rank]);
@@ -62,8 +64,8 @@ impl PipelineFacts {
         self.write_left_out(f, &columns)
     }
 
-    /// The timetable with the narrowest columns that a line has room for. Transfers are left out where they would take the room of the
-    /// tasks. `None` if a timetable cannot run.
+    /// The timetable with the finest columns for which a line has room. Transfers are left out if a line has room for the tasks alone. `None`
+    /// if the timetable cannot run.
     fn widest_columns(&self) -> Option<Columns> {
         let with = (2..=WIDEST_TASK).rev().map(|widest| (widest, true));
         let without = (1..=WIDEST_TASK).rev().map(|widest| (widest, false));
@@ -71,7 +73,7 @@ impl PipelineFacts {
         fitting.into_iter().find(Columns::fit).or_else(|| self.columns(1, false))
     }
 
-    /// The timetable with so many columns for the longest task.
+    /// The timetable in which the longest task has `widest` columns.
     fn columns(&self, widest: u64, has_transfers: bool) -> Option<Columns> {
         let (pipeline, dependencies) = &self.plan;
         let column_ms = self.times.longest() / widest as f64;
@@ -86,12 +88,6 @@ impl PipelineFacts {
             transfer,
         );
         timeline.ok().map(|timeline| Columns { widest, column_ms, has_transfers, timeline })
-    }
-
-    /// The meaning of the marks.
-    fn legend(&self) -> String {
-        let weight = if self.splits_backward() { ", a b c weight gradients" } else { "" };
-        format!("0 1 2 forward, A B C backward{weight} of microbatches 0 1 2, . idle")
     }
 
     fn write_left_out(&self, f: &mut fmt::Formatter<'_>, columns: &Columns) -> fmt::Result {
@@ -115,7 +111,7 @@ impl PipelineFacts {
     }
 }
 
-/// The columns of a rank, up to the end of the step or of the line.
+/// The line of a rank, up to the end of the timetable or of the line.
 fn line<'t>(
     tasks: impl Iterator<Item = (&'t Task, &'t TaskTime<u64>)>,
     idle: char,
@@ -132,8 +128,7 @@ fn line<'t>(
     line.into_iter().collect()
 }
 
-/// The mark of a task: a digit of forward, a large letter of backward, a small letter of weight gradients. They start again after the
-/// last.
+/// The mark of a task: a digit for forward, a large letter for backward, a small letter for weight gradients. Marks start again after 9, Z and z.
 fn mark(phase: Phase, microbatch: u32) -> char {
     let (first, count) = match phase {
         Phase::Forward => (b'0', 10),

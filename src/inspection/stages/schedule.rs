@@ -1,10 +1,10 @@
 //! The choice of a schedule: the line that `inspect` and a run tell, and the schedules that were not chosen.
 
-use crate::inspection::units::bytes;
+use crate::units::bytes;
 use ir::visible;
 use passes::reports::{CandidateReport, StageReport};
 
-/// The schedule that was chosen, with the reason.
+/// Names the chosen schedule, with the reason.
 pub fn chosen_schedule(report: &StageReport) -> String {
     let StageReport { schedule, device, limit, candidates, .. } = report;
     let fitting: Vec<&CandidateReport> = candidates.iter().filter(|one| one.fits).collect();
@@ -22,7 +22,7 @@ pub fn chosen_schedule(report: &StageReport) -> String {
     format!("schedule: {schedule}, {reason}, on {}", visible(device))
 }
 
-/// Describes the schedules that were not chosen. Those that fit come first, and the fastest of them before the others.
+/// Describes the schedules that were not chosen: first those that fit, then those that are too large, each from the fastest to the slowest.
 pub(in crate::inspection) fn other_schedules(report: &StageReport) -> String {
     let mut others: Vec<&CandidateReport> =
         report.candidates.iter().filter(|candidate| candidate.schedule != report.schedule).collect();

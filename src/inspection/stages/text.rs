@@ -1,8 +1,7 @@
 //! A pipeline as text: a line for each stage, a line for each rank, and the timetable.
 
 use super::{PipelineFacts, PipelineStepFacts, RankFacts, StageFacts};
-use crate::inspection::prediction::{milliseconds, price};
-use crate::inspection::units::{bytes, count, grouped};
+use crate::units::{aligned, bytes, count, grouped, milliseconds};
 use ir::visible;
 use std::fmt;
 
@@ -13,7 +12,12 @@ impl fmt::Display for PipelineFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hint = if self.is_assumed { " (--target names another device)" } else { "" };
         writeln!(f, "\n{}{hint}", self.summary())?;
-        self.step.iter().try_for_each(|step| self.write_step(f, step))?;
+        if let Some(PipelineStepFacts { step_ms, prepare_ms, update_ms, throughput }) = &self.step {
+            let [whole, prepare, update] = [step_ms, prepare_ms, update_ms].map(|ms| milliseconds(*ms));
+            let rate = throughput.rate(throughput.samples_per_s);
+            writeln!(f, "  {whole} per step (prepare {prepare}, update {update}), {rate}")?;
+            writeln!(f, "  {}", throughput.price())?;
+        }
         self.write_stages(f)?;
         self.write_delays(f)?;
         for (rank, facts) in self.ranks.iter().enumerate() {
@@ -39,20 +43,6 @@ impl PipelineFacts {
         )
     }
 
-    fn write_step(&self, f: &mut fmt::Formatter<'_>, step: &PipelineStepFacts) -> fmt::Result {
-        let unit = if step.tokens { "tokens" } else { "samples" };
-        writeln!(
-            f,
-            "  {} per step (prepare {}, update {}), {} {unit} per second, MFU {:.1} %",
-            milliseconds(step.step_ms),
-            milliseconds(step.prepare_ms),
-            milliseconds(step.update_ms),
-            grouped(step.samples_per_s as u64),
-            100.0 * step.mfu
-        )?;
-        writeln!(f, "  {}", price((step.samples, step.tokens), step.joules, step.dollars))
-    }
-
     /// The staleness of an asynchronous schedule.
     fn write_delays(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let delays: Vec<u32> = self.stages.iter().filter_map(|stage| stage.delay).collect();
@@ -68,28 +58,14 @@ impl PipelineFacts {
     }
 
     fn write_stages(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let splits = self.splits_backward();
-        let weight = if splits { format!("{:>11}", "weights") } else { String::new() };
-        writeln!(
-            f,
-            "  stage  rank  {:>15}{:>11}{:>11}{weight}{:>6}{:>10}  nodes",
-            "parameters", "forward", "backward", "load", "sends"
-        )?;
-        for (stage, facts) in self.stages.iter().enumerate() {
-            let StageFacts { rank, parameters, forward_ms, backward_ms, sent_forward, .. } = facts;
-            let weight = facts.weight_ms.map(|ms| format!("{:>11}", milliseconds(ms))).unwrap_or_default();
-            writeln!(
-                f,
-                "  {stage:>5}  {rank:>4}  {:>15}{:>11}{:>11}{weight}{:>4.0} %{:>10}  {}",
-                grouped(*parameters),
-                milliseconds(*forward_ms),
-                milliseconds(*backward_ms),
-                100.0 * facts.share_of_slowest,
-                bytes(*sent_forward),
-                facts.nodes()
-            )?;
-        }
-        Ok(())
+        let weights = self.splits_backward().then_some(("weights", 11));
+        let columns = [("stage", 7), ("rank", 6), ("parameters", 17), ("forward", 11), ("backward", 11)];
+        let columns = columns.into_iter().chain(weights).chain([("load", 6), ("sends", 10)]);
+        let (heads, widths): (Vec<&str>, Vec<usize>) = columns.unzip();
+        writeln!(f, "{}  nodes", aligned(&widths, heads))?;
+        self.stages.iter().enumerate().try_for_each(|(stage, facts)| {
+            writeln!(f, "{}  {}", aligned(&widths, facts.numbers(stage)), facts.nodes())
+        })
     }
 }
 
@@ -106,8 +82,17 @@ pub(crate) fn staleness(delays: &[u32]) -> String {
 }
 
 impl StageFacts {
+    /// The numbers of a row in the table of stages, from the stage to the bytes that it sends to later stages.
+    pub(super) fn numbers(&self, stage: usize) -> Vec<String> {
+        let mut cells = vec![stage.to_string(), self.rank.to_string(), grouped(self.parameters)];
+        let times = [self.forward_ms, self.backward_ms].into_iter().chain(self.weight_ms);
+        cells.extend(times.map(milliseconds));
+        cells.extend([format!("{:.0} %", 100.0 * self.share_of_slowest), bytes(self.sent_forward)]);
+        cells
+    }
+
     /// The first and the last node, by shortened names.
-    pub(super) fn nodes(&self) -> String {
+    fn nodes(&self) -> String {
         let [first, last] = [&self.first, &self.last].map(|origin| shortened(origin));
         if first == last { first } else { format!("{first} to {last}") }
     }
@@ -116,17 +101,10 @@ impl StageFacts {
 impl fmt::Display for RankFacts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (planned, idle) = (bytes(self.planned), 100.0 * self.idle);
-        write!(f, "idle {idle:.1} %, {}, {planned} ({})", self.kept(), self.memory)
-    }
-}
-
-impl RankFacts {
-    /// The activations that are kept at once.
-    pub(super) fn kept(&self) -> String {
-        let weight =
-            self.kept_for_weight.map(|count| format!(" and {count} for weights")).unwrap_or_default();
-        let sets = count(self.kept_for_backward as usize, "set");
-        format!("keeps {sets} of activations for backward{weight}")
+        let weight = self.kept_for_weight.map(|count| format!(" and {count} for weights"));
+        let (sets, weight) = (count(self.kept_for_backward as usize, "set"), weight.unwrap_or_default());
+        let kept = format!("keeps {sets} of activations for backward{weight}");
+        write!(f, "idle {idle:.1} %, {kept}, {planned} ({})", self.memory)
     }
 }
 

@@ -2,7 +2,7 @@
 //! model of [`ir::machine`].
 
 use super::TransferFacts;
-use crate::inspection::collectives::{Exchange, local_bytes};
+use crate::inspection::collectives::Exchange;
 use ir::machine::{Link, Machine};
 use ir::{ChunkPhase, Dependency, Module, Node, Op, StageTable};
 use program::simulator::pipeline::SimulatedRank;
@@ -15,7 +15,7 @@ const PICOSECOND: f64 = 1e-9;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Times {
     tasks: BTreeMap<ChunkPhase, f64>,
-    /// Of the dependencies between ranks that carry bytes: the bytes, and milliseconds.
+    /// The bytes and the milliseconds of each dependency between ranks that carries bytes.
     transfers: BTreeMap<Dependency, (u64, f64)>,
 }
 
@@ -77,7 +77,7 @@ impl Times {
     }
 }
 
-/// Of the dependencies between ranks that carry bytes: the bytes, and milliseconds on a machine.
+/// The bytes of each dependency between ranks that carries bytes, and its milliseconds on a machine.
 fn transfers(module: &Module, pipeline: &StageTable, machine: &Machine) -> BTreeMap<Dependency, (u64, f64)> {
     let mut bytes: BTreeMap<Dependency, u64> = BTreeMap::new();
     for (id, node) in module.nodes().filter(|(_, node)| node.phase.is_microbatch()) {
@@ -85,7 +85,8 @@ fn transfers(module: &Module, pipeline: &StageTable, machine: &Machine) -> BTree
         let from = ChunkPhase::new(module.phase_of(node.operands[0]), from);
         let to = ChunkPhase::new(node.phase, to);
         let sent = bytes.entry(Dependency { from, to }).or_default();
-        *sent = sent.saturating_add(local_bytes(module.ty(node.operands[0]), &module.mesh));
+        let of_value = module.ty(node.operands[0]).local_bytes(&module.mesh).unwrap_or(u64::MAX);
+        *sent = sent.saturating_add(of_value);
     }
     let rank = |part: ChunkPhase| pipeline.placement.get(part.chunk as usize).copied();
     let transfer = |(dependency, bytes): (Dependency, u64)| {
@@ -96,29 +97,27 @@ fn transfers(module: &Module, pipeline: &StageTable, machine: &Machine) -> BTree
     bytes.into_iter().filter_map(transfer).collect()
 }
 
-/// Milliseconds of a message of so many bytes from each device of a pipeline rank to a device of another.
+/// The milliseconds of a message of `bytes` bytes from each device of a pipeline rank to a device of another.
 pub(super) fn message_ms(module: &Module, machine: &Machine, from: u32, to: u32, bytes: u64) -> f64 {
     let link = link(machine, module.mesh.devices(), u64::from(from), u64::from(to));
     link.transfer_time(bytes) as f64 * PICOSECOND
 }
 
-/// Picoseconds of a node. Views and constants take none, and transfers run beside the tasks.
+/// The picoseconds of a node. Views and constants take no time, and transfers run beside the tasks.
 fn node_time(module: &Module, node: &Node, machine: &Machine) -> u64 {
     if matches!(node.op, Op::Constant(_) | Op::Splat(_) | Op::Transfer(_)) || node.op.movement().is_layout() {
         return 0;
     }
     let device = machine.device();
-    if let Some(Exchange { kind, axes, groups }) = Exchange::of(module, node) {
-        let bytes = groups.iter().copied().fold(0, u64::saturating_add);
-        let (link, devices) = (machine.link(&module.mesh, &axes), module.mesh.size(&axes));
-        return device.collective_time(&link, kind, bytes, devices).total();
+    if let Some(exchange) = Exchange::of(module, node) {
+        return exchange.picoseconds(&module.mesh, device, &machine.link(&module.mesh, &exchange.axes));
     }
     let whole = module.signature(node);
     let part = whole.local(&module.mesh).unwrap_or(whole);
     device.node_time(&node.op, &part)
 }
 
-/// The link between two pipeline ranks, each of so many devices. Ranks fill one node of a cluster after the other.
+/// The link between two pipeline ranks of `devices` devices each. Ranks fill one node of a cluster after the other.
 fn link(machine: &Machine, devices: u64, from: u64, to: u64) -> Link {
     let inside = machine.device().link;
     let Machine::Cluster(cluster) = machine else { return inside };

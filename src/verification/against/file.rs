@@ -1,11 +1,11 @@
-//! The file of `--against`: numbers that another program computed, sorted by what their keys say they are.
+//! The file of `--against`: numbers that another program computed, sorted by the meaning of their keys.
 
 use crate::verification::execute::Tensors;
 use data::Table;
 use ir::{DType, Diagnostic, Module, Tensor, Type};
 use std::path::Path;
 
-/// Numbers from elsewhere.
+/// The numbers of another program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Numbers {
     /// `input.NAME`, and `labels` under the name of the program's labels.
@@ -18,13 +18,15 @@ pub struct Numbers {
     pub parameters: Tensors,
     /// `grad.NAME`.
     pub gradients: Tensors,
-    /// Keys of no meaning.
+    /// The keys without a meaning.
     pub unknown: Vec<String>,
 }
 
 impl Numbers {
-    /// Reads an `.npz` or `.safetensors` file. `label` is the program's input of labels, if it has one. Errors: a file
-    /// that cannot be read.
+    /// Reads an `.npz` or `.safetensors` file. `label` is the program's input of labels, if it has one.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
     pub fn read(path: &Path, module: &Module, label: Option<&str>) -> Result<Self, Diagnostic> {
         let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
         if !matches!(extension.as_deref(), Some("npz" | "safetensors")) {
@@ -55,7 +57,7 @@ impl Numbers {
         computed.into_iter().any(|tensor| tensor.dtype != DType::F64)
     }
 
-    /// Gives outputs that have a position for a name (`output.0`) the names of the model's outputs.
+    /// Renames outputs that the file names by their position (`output.0`) to the names of the model's outputs.
     pub fn name_outputs(&mut self, model: &Module) {
         let named = std::mem::take(&mut self.outputs).into_iter().map(|(name, tensor)| {
             let position = name.parse::<usize>().ok().filter(|_| model.output(&name).is_none());

@@ -1,4 +1,4 @@
-//! Which tensor of the model is which of another program's: by name, else by value; also transposed, or a slice.
+//! Finds the tensors of another program among those of the model, by name or by value. A tensor may be the transpose or a slice of the other.
 
 use ir::{Tensor, View, ViewStep};
 use smallvec::smallvec;
@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 /// A tensor of the model.
 #[derive(Clone, Debug)]
 pub struct Ours {
-    /// Its names, the file's first.
+    /// Its names. The first is the name in the file.
     pub names: Vec<String>,
     /// Its value before the step.
     pub value: Tensor,
@@ -27,20 +27,20 @@ pub struct Theirs<'a> {
 /// A tensor of the model found in the other program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The place of ours.
+    /// The index of the model's tensor.
     pub ours: usize,
-    /// The place of theirs.
+    /// The index of the other program's tensor.
     pub theirs: usize,
-    /// How it was found.
+    /// The way in which it was found.
     pub by: By,
-    /// How the two lie.
+    /// The relation of the two layouts.
     pub lies: Relation,
 }
 
-/// How two tensors were found to be one.
+/// The evidence that two tensors are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// A name of the one is the other's, perhaps with a prefix.
+    /// Their names are equal, or one name is the other with a prefix.
     Name,
     /// Their values before the step are equal.
     Value,
@@ -49,9 +49,9 @@ pub enum By {
 /// Two views that cut equal tensors out of ours and theirs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Relation {
-    /// Of ours.
+    /// The view of the model's tensor.
     pub ours: View,
-    /// Of theirs.
+    /// The view of the other program's tensor.
     pub theirs: View,
 }
 
@@ -61,7 +61,7 @@ impl Relation {
         Some((ir::view::apply(&self.ours, ours)?, ir::view::apply(&self.theirs, theirs)?))
     }
 
-    /// In words, empty when both lie alike.
+    /// The relation in words. Empty if the layouts are equal.
     pub fn words(&self) -> String {
         let is_transposed = |view: &View| view.iter().any(|step| matches!(step, ViewStep::Transpose(_)));
         let slice = |view: &View| {
@@ -70,7 +70,7 @@ impl Relation {
                 _ => None,
             })
         };
-        // A transpose may be told on either side.
+        // The transpose may be in the view of either side.
         let across = is_transposed(&self.ours) != is_transposed(&self.theirs);
         let of = |view: &View, whose: &str| {
             let dim = if is_transposed(view) { "columns" } else { "rows" };
@@ -83,7 +83,7 @@ impl Relation {
     }
 }
 
-/// Finds theirs among ours: first by name, then by value among those that are left, where only one fits.
+/// Finds the tensors of the other program among those of the model: first by name, then by value among the remaining ones, if only one fits.
 pub fn find(ours: &[Ours], theirs: &[Theirs]) -> Vec<Found> {
     let mut found = by_name(ours, theirs);
     let taken = |found: &[Found]| -> (BTreeSet<usize>, BTreeSet<usize>) {
@@ -97,7 +97,7 @@ pub fn find(ours: &[Ours], theirs: &[Theirs]) -> Vec<Found> {
             candidates.extend(lies.map(|lies| Found { ours: i, theirs: j, by: By::Value, lies }));
         }
     }
-    // Equal values prove nothing where several tensors have them: norms before training are all ones.
+    // Equal values prove nothing if several tensors have them: the weights of norms are all ones before training.
     let is_only = |one: &Found| {
         let rivals = |other: &&Found| {
             let same_theirs = other.theirs == one.theirs && other.lies.theirs == one.lies.theirs;
@@ -138,7 +138,7 @@ fn is_end(end: &str, name: &str) -> bool {
     name.strip_suffix(end).is_some_and(|rest| rest.ends_with('.'))
 }
 
-/// How two tensors of one name lie: by their values, or, where those differ, by their sizes.
+/// The relation of two tensors of one name: by their values, or by their sizes if the values differ.
 fn how(ours: &Tensor, theirs: &Theirs) -> Option<Relation> {
     if let Some(lies) = theirs.value.and_then(|value| by_value(ours, value)) {
         return Some(lies);
@@ -154,7 +154,7 @@ fn transpose() -> View {
     smallvec![ViewStep::Transpose(smallvec![1, 0])]
 }
 
-/// How equal values lie: alike, transposed, or the one a range of the other's rows or columns.
+/// The relation of two tensors with equal values. One may be the transpose of the other, or a range of its rows or columns.
 fn by_value(ours: &Tensor, theirs: &Tensor) -> Option<Relation> {
     if !ours.dtype.is_float() || !theirs.dtype.is_float() || ours.is_empty() || theirs.is_empty() {
         return None;
@@ -168,7 +168,7 @@ fn by_value(ours: &Tensor, theirs: &Tensor) -> Option<Relation> {
     rows.map(|relation| both_flat(relation, ours, &theirs))
 }
 
-/// Where the smaller tensor's elements stand in the larger one's rows, each transposed or not.
+/// Finds the elements of the smaller tensor as a range of the rows of the larger one. Each may be transposed.
 fn range_of(small: &Tensor, large: &Tensor) -> Option<Relation> {
     if small.len() > large.len() {
         return None;
@@ -195,7 +195,7 @@ fn range_of(small: &Tensor, large: &Tensor) -> Option<Relation> {
     None
 }
 
-/// The tensor, and, of two dims, its transpose.
+/// The tensor, and its transpose if it has two dims.
 fn orientations(tensor: &Tensor) -> Vec<(View, Tensor)> {
     let mut all = vec![(View::new(), tensor.clone())];
     if tensor.sizes.len() == 2 {
@@ -204,7 +204,7 @@ fn orientations(tensor: &Tensor) -> Vec<(View, Tensor)> {
     all
 }
 
-/// Gives both cuts the same sizes, where they are equal only in row-major order.
+/// Flattens both cuts if they are equal in row-major order but have different sizes.
 fn both_flat(mut relation: Relation, ours: &Tensor, theirs: &Tensor) -> Relation {
     if let Some((ours, theirs)) = relation.cut(ours, theirs)
         && ours.sizes != theirs.sizes

@@ -1,9 +1,10 @@
 //! Tensors of the model's file that hold several of the author's: the weights of a recurrent layer, in ONNX's order of gates.
 //!
-//! The file of `--against` has each of the author's tensors under its own name. So these are compared, cut out of the tensors of the
-//! model's file as an export cuts them.
+//! The file of `--against` has each of the author's tensors under its own name. So the author's tensors are compared. They are cut
+//! out of the tensors of the model's file, as an export cuts them.
 
 use super::matching::Ours;
+use crate::verification::inputs::concatenate;
 use ir::{Tensor, ViewStep};
 use onnx::{StateDict, StateDictEntry, TensorPart};
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,18 +47,10 @@ fn author_tensor(entry: &StateDictEntry, trained: &[Trained]) -> Option<Trained>
         };
         parts.push((value, gradient));
     }
-    let value = joined(parts.iter().map(|(value, _)| value))?;
-    let gradient = joined(parts.iter().map(|(_, gradient)| gradient))?;
-    Some((Ours { names: vec![entry.name.clone()], value }, Some(gradient)))
-}
-
-/// Float tensors, one behind the other along dim 0.
-fn joined<'t>(tensors: impl Iterator<Item = &'t Tensor> + Clone) -> Option<Tensor> {
-    let first = tensors.clone().next()?;
-    let rows = tensors.clone().map(|tensor| tensor.sizes.first().copied()).sum::<Option<usize>>()?;
-    let sizes = std::iter::once(rows).chain(first.sizes[1..].iter().copied()).collect();
-    let elements = tensors.flat_map(|tensor| tensor.floats().iter().copied()).collect();
-    Some(Tensor::float(first.dtype, sizes, elements))
+    let (values, gradients): (Vec<&Tensor>, Vec<&Tensor>) =
+        parts.iter().map(|(value, gradient)| (value, gradient)).unzip();
+    let ours = Ours { names: vec![entry.name.clone()], value: concatenate(&values) };
+    Some((ours, Some(concatenate(&gradients))))
 }
 
 #[cfg(test)]

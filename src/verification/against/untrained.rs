@@ -3,7 +3,6 @@
 //! Such a tensor is the mistake that no other comparison finds: the program is right, and trains less than the module's
 //! author meant. A tensor without a gradient there, or with one of zeros, is trained by neither side.
 
-use super::file::Numbers;
 use super::matching::{self, Ours, Theirs};
 use crate::verification::Subject;
 use crate::verification::compare::largest;
@@ -17,18 +16,18 @@ use serde::Serialize;
 pub struct Untrained {
     /// Its name there.
     pub there: String,
-    /// Why it is not trained here, and how it would be.
+    /// The reason why it is not trained here, and a remedy.
     pub why: String,
-    /// Whether the user did not ask for it.
+    /// Whether the verification fails, because the user did not exclude the tensor from training.
     pub fails: bool,
 }
 
-/// Whether a gradient is zero but for the rounding of its file.
+/// Whether a gradient is zero except for the rounding of the file's numbers.
 pub fn is_zero(gradient: &Tensor, largest_of_all: f64) -> bool {
     largest([gradient].into_iter()) <= 8.0 * unit(gradient.dtype) * largest_of_all
 }
 
-/// Explains each of `theirs`, which are no tensors that are trained here and have a gradient.
+/// Explains why tensors with a gradient there are not trained here.
 pub(super) fn explain(subject: &Subject, trained: &[Ours], theirs: &[Theirs]) -> Vec<Untrained> {
     let (reasons, others): (Vec<Reason>, Vec<Ours>) = not_trained(subject).into_iter().unzip();
     let found = matching::find(&others, theirs);
@@ -42,7 +41,7 @@ pub(super) fn explain(subject: &Subject, trained: &[Ours], theirs: &[Theirs]) ->
     theirs.iter().enumerate().map(explain).collect()
 }
 
-/// Why a tensor of the model's file is not trained.
+/// The reason why a tensor of the model's file is not trained.
 struct Reason {
     why: String,
     /// Whether the user asked for it.
@@ -74,7 +73,7 @@ fn not_trained(subject: &Subject) -> Vec<(Reason, Ours)> {
     rows.filter_map(not_trained).collect()
 }
 
-/// Why the model's file has no such tensor.
+/// The reason why the model's file has no such tensor.
 fn lost(trained: &[Ours], theirs: &Theirs) -> String {
     let equal = |ours: &&Ours| {
         let value = theirs.value.filter(|value| value.sizes == ours.value.sizes);
@@ -93,15 +92,4 @@ fn lost(trained: &[Ours], theirs: &Theirs) -> String {
                 .to_owned()
         }
     }
-}
-
-/// The tensors of `theirs` that are not found here, sorted into those with a gradient and the others.
-pub(super) fn with_gradients<'a>(
-    theirs: Vec<Theirs<'a>>,
-    numbers: &Numbers,
-    largest_of_all: f64,
-) -> (Vec<Theirs<'a>>, Vec<Theirs<'a>>) {
-    theirs.into_iter().partition(|theirs| {
-        numbers.gradients.get(theirs.name).is_some_and(|gradient| !is_zero(gradient, largest_of_all))
-    })
 }

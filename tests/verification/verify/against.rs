@@ -76,7 +76,10 @@ fn the_numbers_of_the_script_are_those_of_the_compiled_program() {
         let report = against(&numbers, &format!("{FREEZE} --mode {mode}"));
         assert!(report.passed, "{report}");
         assert!(report.assumptions.iter().all(|assumption| assumption.checked), "{report}");
-        assert!(report.untrained.is_empty() && report.trained_here_alone.is_empty(), "{report}");
+        assert!(
+            report.tensors.untrained.is_empty() && report.tensors.trained_here_alone.is_empty(),
+            "{report}"
+        );
         // 6 parameters with their gradients, the loss, and an output that is matched by its position.
         assert_eq!(report.differences.len(), 14, "{report}");
         assert!(report.differences.iter().any(|difference| difference.name == "logits"), "{report}");
@@ -89,7 +92,7 @@ fn the_numbers_of_the_script_are_those_of_the_compiled_program() {
 fn a_tensor_that_the_module_does_not_train_and_trainyard_does_is_named() {
     let report = against(&testdata("verify/classifier.npz"), "");
     assert!(!report.passed, "{report}");
-    assert_eq!(report.trained_here_alone, ["frozen.bias", "frozen.weight"]);
+    assert_eq!(report.tensors.trained_here_alone, ["frozen.bias", "frozen.weight"]);
     let text = report.to_string();
     assert!(
         text.contains(
@@ -104,7 +107,7 @@ fn a_gradient_of_a_constant_is_a_difference() {
     let numbers = Numbers::new();
     let report = against(&numbers.with(&[("grad.gain", &[12], &[0.5; 12])]), FREEZE);
     assert!(!report.passed && report.failed() == 0, "{report}");
-    let [gain] = &report.untrained[..] else { panic!("{report}") };
+    let [gain] = &report.tensors.untrained[..] else { panic!("{report}") };
     assert!(gain.there == "gain" && gain.fails, "{report}");
     assert!(gain.why.starts_with("is `gain`, which is treated as a constant: "), "{report}");
     let text = report.to_string();
@@ -137,7 +140,7 @@ fn a_tensor_that_the_exporter_merged_with_a_trained_one_is_told_so() {
         numbers.with(&[("param.other.weight", &[16], &norm), ("grad.other.weight", &[16], &[0.1; 16])]);
     let report = against(&file, FREEZE);
     assert!(!report.passed, "{report}");
-    assert!(report.untrained[0].why.starts_with("has the values of `norm.weight`"), "{report}");
+    assert!(report.tensors.untrained[0].why.starts_with("has the values of `norm.weight`"), "{report}");
 }
 
 #[test]
@@ -146,11 +149,11 @@ fn a_gradient_of_zeros_and_one_of_a_tensor_that_the_user_froze_are_no_difference
     // The module has a layer that nothing uses, whose gradient is zero but for rounding.
     let file = numbers.with(&[("param.scale", &[2], &[1.0, 2.0]), ("grad.scale", &[2], &[1e-18, 0.0])]);
     let report = against(&file, FREEZE);
-    assert!(report.passed && report.untrained.is_empty(), "{report}");
+    assert!(report.passed && report.tensors.untrained.is_empty(), "{report}");
 
     let report = against(&testdata("verify/classifier.npz"), &format!("{FREEZE} --freeze norm.bias"));
     assert!(report.passed, "{report}");
-    let [frozen] = &report.untrained[..] else { panic!("{report}") };
+    let [frozen] = &report.tensors.untrained[..] else { panic!("{report}") };
     assert!(frozen.there == "norm.bias" && !frozen.fails, "{report}");
     assert!(frozen.why.contains("--freeze or --train-only"), "{report}");
 }

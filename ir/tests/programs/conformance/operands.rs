@@ -4,7 +4,7 @@
 use super::{Check, interp};
 use ir::samples::Sample;
 use ir::tensor::Elements;
-use ir::{DType, Movement, Op, OperandRole, Operands, Operator, Tensor};
+use ir::{DType, Movement, Op, OperandRole, Operands, Tensor};
 
 /// A number of operands that no operator with a fixed number takes.
 const MANY: usize = 64;

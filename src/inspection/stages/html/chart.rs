@@ -1,11 +1,9 @@
 //! The picture of a timetable: a row for each pipeline rank, with a lane for each of its stages, and time from left to right.
 
-use super::{PHASES, escaped};
-use crate::inspection::prediction::milliseconds;
-use crate::inspection::stages::perfetto::Arrow;
+use super::{class_of, escaped};
+use crate::inspection::stages::arrows::Arrow;
 use crate::inspection::stages::{PipelineFacts, RankFacts, TaskFacts};
-use crate::inspection::units::bytes;
-use std::fmt::{self, Write as _};
+use crate::units::{bytes, milliseconds};
 
 /// Pixels of the labels of the rows.
 const LABELS: f64 = 112.0;
@@ -52,40 +50,35 @@ impl<'f> Chart<'f> {
         Self { facts, width, lanes, until }
     }
 
-    /// Writes the picture: labels beside a part that scrolls.
-    pub(super) fn write(&self, page: &mut String) -> fmt::Result {
-        let height = AXIS + self.facts.ranks.len() as f64 * (self.row_height() + GAP);
-        if self.until < self.facts.microbatches_ms {
-            let (until, whole) = (milliseconds(self.until), milliseconds(self.facts.microbatches_ms));
-            writeln!(page, "<p>Only the first {until} of {whole} are drawn: there are too many tasks.</p>")?;
-        }
-        writeln!(
-            page,
-            "<div class=\"chart\">\n<svg class=\"labels\" width=\"{LABELS}\" height=\"{height}\" aria-hidden=\"true\">"
-        )?;
-        self.write_labels(page)?;
-        let width = (self.width + MARGIN).ceil();
-        writeln!(
-            page,
-            "</svg>\n<div class=\"time\" tabindex=\"0\">\n<svg width=\"{width}\" height=\"{height}\" role=\"img\" \
-             aria-label=\"The timetable of all pipeline ranks\">"
-        )?;
-        writeln!(
-            page,
-            "<defs><pattern id=\"hatched\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" \
-             patternTransform=\"rotate(45)\"><path class=\"hatch\" d=\"M1 0V7\"/></pattern></defs>"
-        )?;
-        self.write_axis(page, height)?;
+    /// The picture: labels beside a part that scrolls.
+    pub(super) fn svg(&self) -> String {
         let ranks = || self.facts.ranks.iter().enumerate();
-        ranks().try_for_each(|(rank, facts)| self.write_waits(page, rank, facts))?;
+        let height = AXIS + self.facts.ranks.len() as f64 * (self.row_height() + GAP);
+        let width = (self.width + MARGIN).ceil();
+        let left_out = (self.until < self.facts.microbatches_ms).then(|| {
+            let [until, whole] = [self.until, self.facts.microbatches_ms].map(milliseconds);
+            format!("<p>Only the first {until} of {whole} are drawn: there are too many tasks.</p>\n")
+        });
+        let left_out = left_out.unwrap_or_default();
+        let labels: String = ranks().map(|(rank, facts)| self.labels(rank, facts)).collect();
+        let waits: String = ranks().map(|(rank, facts)| self.waits(rank, facts)).collect();
+        let transfers: String = self.facts.arrows().iter().map(|arrow| self.transfer(arrow)).collect();
+        let tasks = ranks().map(|(rank, facts)| {
+            let tasks: String = facts.tasks.iter().map(|task| self.task(rank, facts, task)).collect();
+            format!("<g data-rank=\"{rank}\">\n{tasks}</g>\n")
+        });
         // Tasks cover the lines of transfers that pass their row.
-        self.facts.arrows().iter().try_for_each(|arrow| self.write_transfer(page, arrow))?;
-        for (rank, facts) in ranks() {
-            writeln!(page, "<g data-rank=\"{rank}\">")?;
-            facts.tasks.iter().try_for_each(|task| self.write_task(page, rank, facts, task))?;
-            writeln!(page, "</g>")?;
-        }
-        writeln!(page, "</svg>\n</div>\n</div>")
+        format!(
+            "{left_out}<div class=\"chart\">\n\
+             <svg class=\"labels\" width=\"{LABELS}\" height=\"{height}\" aria-hidden=\"true\">\n{labels}</svg>\n\
+             <div class=\"time\" tabindex=\"0\">\n<svg width=\"{width}\" height=\"{height}\" role=\"img\" \
+             aria-label=\"The timetable of all pipeline ranks\">\n\
+             <defs><pattern id=\"hatched\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" \
+             patternTransform=\"rotate(45)\"><path class=\"hatch\" d=\"M1 0V7\"/></pattern></defs>\n\
+             {}{waits}{transfers}{}</svg>\n</div>\n</div>\n",
+            self.axis(height),
+            tasks.collect::<String>()
+        )
     }
 
     fn row_height(&self) -> f64 {
@@ -112,82 +105,75 @@ impl<'f> Chart<'f> {
         task.end_ms <= self.until
     }
 
-    fn write_labels(&self, page: &mut String) -> fmt::Result {
-        for (rank, facts) in self.facts.ranks.iter().enumerate() {
-            let y = self.top(rank) + LANE / 2.0 + 4.0;
-            writeln!(page, "<text class=\"rank\" x=\"0\" y=\"{y}\">rank {rank}</text>")?;
-            for &stage in &facts.stages {
-                let y = self.lane(rank, stage) + LANE / 2.0 + 4.0;
-                writeln!(page, "<text class=\"axis\" x=\"52\" y=\"{y}\">stage {stage}</text>")?;
-            }
-        }
-        Ok(())
+    /// The labels of a rank and of its stages.
+    fn labels(&self, rank: usize, facts: &RankFacts) -> String {
+        let y = self.top(rank) + LANE / 2.0 + 4.0;
+        let stages = facts.stages.iter().map(|&stage| {
+            let y = self.lane(rank, stage) + LANE / 2.0 + 4.0;
+            format!("<text class=\"axis\" x=\"52\" y=\"{y}\">stage {stage}</text>\n")
+        });
+        let stages: String = stages.collect();
+        format!("<text class=\"rank\" x=\"0\" y=\"{y}\">rank {rank}</text>\n{stages}")
     }
 
-    fn write_axis(&self, page: &mut String, height: f64) -> fmt::Result {
+    fn axis(&self, height: f64) -> String {
         let step = round_step(self.until / (self.width / TICK));
-        for tick in 0..=(self.until / step).floor() as u32 {
+        let tick = |tick: u32| {
             let ms = f64::from(tick) * step;
-            let (x, bottom) = (self.x(ms), height - GAP);
-            writeln!(
-                page,
-                "<path class=\"grid\" d=\"M{x:.1} 18V{bottom}\"/><text class=\"axis\" x=\"{x:.1}\" y=\"12\">{}</text>",
-                tick_label(ms, step)
-            )?;
-        }
-        Ok(())
+            let (x, bottom, label) = (self.x(ms), height - GAP, tick_label(ms, step));
+            format!(
+                "<path class=\"grid\" d=\"M{x:.1} 18V{bottom}\"/><text class=\"axis\" x=\"{x:.1}\" y=\"12\">{label}</text>\n"
+            )
+        };
+        (0..=(self.until / step).floor() as u32).map(tick).collect()
     }
 
     /// The times in which a rank computes nothing.
-    fn write_waits(&self, page: &mut String, rank: usize, facts: &RankFacts) -> fmt::Result {
+    fn waits(&self, rank: usize, facts: &RankFacts) -> String {
         let starts = facts.tasks.iter().map(|task| task.begin_ms).chain([self.facts.microbatches_ms]);
         let ends = [0.0].into_iter().chain(facts.tasks.iter().map(|task| task.end_ms));
-        for (from, to) in ends.zip(starts) {
+        let wait = |(from, to): (f64, f64)| {
             let (x, to_x) = (self.x(from), self.x(to.min(self.until)));
-            if to_x - x < 0.05 {
-                continue;
-            }
             let (y, width, height) = (self.top(rank), to_x - x, self.row_height());
             let place = format!("x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"{height}\"");
-            writeln!(
-                page,
-                "<g class=\"wait\"><title>rank {rank} is idle: {}</title><rect class=\"ground\" {place}/><rect \
-                 class=\"idle\" {place}/></g>",
-                span(from, to)
-            )?;
-        }
-        Ok(())
+            (width >= 0.05).then(|| {
+                format!(
+                    "<g class=\"wait\"><title>rank {rank} is idle: {}</title><rect class=\"ground\" {place}/><rect \
+                     class=\"idle\" {place}/></g>\n",
+                    span(from, to)
+                )
+            })
+        };
+        ends.zip(starts).filter_map(wait).collect()
     }
 
-    fn write_task(&self, page: &mut String, rank: usize, facts: &RankFacts, task: &TaskFacts) -> fmt::Result {
+    fn task(&self, rank: usize, facts: &RankFacts, task: &TaskFacts) -> String {
         if !self.is_drawn(task) {
-            return Ok(());
+            return String::new();
         }
-        let (class, _) = PHASES[task.phase_index()];
+        let class = class_of(task.phase);
         let (x, y) = (self.x(task.begin_ms), self.lane(rank, task.stage));
         let width = self.x(task.end_ms) - x;
         let height = if facts.stages.len() == 1 { self.row_height() } else { LANE };
-        writeln!(
-            page,
-            "<rect class=\"task {class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"{height}\"><title>{}: \
-             {}</title></rect>",
-            escaped(&task.described()),
-            span(task.begin_ms, task.end_ms)
-        )?;
+        let (name, span) = (escaped(&task.task.in_words()), span(task.begin_ms, task.end_ms));
+        let rect = format!(
+            "<rect class=\"task {class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"{height}\"><title>{name}: \
+             {span}</title></rect>\n"
+        );
         let label = task.microbatch.to_string();
         let [digit, beside] = DIGIT;
         if width < label.len() as f64 * digit + beside {
-            return Ok(());
+            return rect;
         }
         let (x, y) = (x + width / 2.0, y + height / 2.0 + 4.0);
-        writeln!(page, "<text class=\"on {class}\" x=\"{x:.2}\" y=\"{y}\">{label}</text>")
+        format!("{rect}<text class=\"on {class}\" x=\"{x:.2}\" y=\"{y}\">{label}</text>\n")
     }
 
     /// A line from the end of the sending task to the arrival at the row of the receiving task.
-    fn write_transfer(&self, page: &mut String, arrow: &Arrow) -> fmt::Result {
+    fn transfer(&self, arrow: &Arrow) -> String {
         let ((from, sender), (to, receiver)) = (arrow.from, arrow.to);
         if !self.is_drawn(sender) || !self.is_drawn(receiver) {
-            return Ok(());
+            return String::new();
         }
         let is_down = to > from;
         let edge = |rank, stage, is_bottom: bool| self.lane(rank, stage) + if is_bottom { LANE } else { 0.0 };
@@ -195,14 +181,11 @@ impl<'f> Chart<'f> {
         let arrives = sender.end_ms + arrow.ms;
         let (x, to_x) = (self.x(sender.end_ms), self.x(arrives));
         let back = if is_down { -5.0 } else { 5.0 };
-        writeln!(
-            page,
-            "<g><title>transfer from {} to {}: {}, {}</title><path class=\"transfer\" d=\"M{x:.2} {y}L{to_x:.2} \
-             {to_y}\"/><path class=\"head\" d=\"M{to_x:.2} {to_y}l-3 {back}h6z\"/></g>",
-            escaped(&sender.described()),
-            escaped(&receiver.described()),
-            bytes(arrow.bytes),
-            span(sender.end_ms, arrives)
+        let [from, to] = [sender, receiver].map(|task| escaped(&task.task.in_words()));
+        let (bytes, span) = (bytes(arrow.bytes), span(sender.end_ms, arrives));
+        format!(
+            "<g><title>transfer from {from} to {to}: {bytes}, {span}</title><path class=\"transfer\" d=\"M{x:.2} \
+             {y}L{to_x:.2} {to_y}\"/><path class=\"head\" d=\"M{to_x:.2} {to_y}l-3 {back}h6z\"/></g>\n"
         )
     }
 }

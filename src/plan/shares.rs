@@ -1,40 +1,39 @@
-//! What each device of a mesh holds, against what one device alone would: what the axes save.
+//! The bytes that each device of a mesh holds, beside those that one device alone would hold, and the bytes that the axes of the mesh save.
 
-use super::collectives::local_bytes;
-use super::units::bytes;
+use crate::units::bytes;
 use ir::{
-    AxisRole, Definition, Mesh, Module, Movement, NodeId, Op, Phase, Role, Sharding, State, Type, ValueId,
+    AxisId, AxisRole, Definition, Mesh, Module, Movement, NodeId, Op, Phase, Role, State, Type, ValueId,
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt;
 
 /// The memory of a device, kind by kind, in bytes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Shares {
-    /// What the microbatches read of the weights: the parameters, or what was made of them once a step.
+    /// The weights that microbatches read: parameters, or values that are computed from parameters once in each step.
     pub parameters: Share,
-    /// Gradients, as they are summed over the microbatches.
+    /// The gradients, summed over the microbatches.
     pub gradients: Share,
-    /// What only the update reads: the optimizer's states, and parameters of which the microbatches read a copy.
+    /// The states that only the update reads: those of the optimizer, and parameters of which microbatches read a copy.
     pub optimizer: Share,
-    /// What a microbatch's backward pass reads of its forward pass.
+    /// The results of a microbatch's forward pass that its backward pass reads.
     pub activations: Share,
 }
 
 /// Bytes of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Share {
-    /// On one device alone; in a pipeline, on a device with the stages of the rank alone.
+    /// The bytes on one device alone. In a pipeline, this device has the stages of the rank alone.
     pub one_device: u64,
-    /// On each device of the mesh.
+    /// The bytes on each device of the mesh.
     pub device: u64,
-    /// What tensor axes save of it.
+    /// The bytes that tensor axes save.
     pub saved_by_tensor: u64,
-    /// What expert axes save of the rest: of activations the batch that is split, of all else the experts, and what ZeRO shards
-    /// over these axes.
+    /// The further bytes that expert axes save. They split the batch of activations. Of all other tensors they split the experts, and the
+    /// tensors that ZeRO shards over these axes.
     pub saved_by_expert: u64,
-    /// What data axes save of the rest: of activations the batch that is split, of all else ZeRO.
+    /// The further bytes that data axes save. They split the batch of activations, and the other tensors by ZeRO.
     pub saved_by_data: u64,
 }
 
@@ -46,7 +45,7 @@ impl Shares {
 
     /// The bytes that each device of a pipeline rank holds. `module` is the program of [`Module::of_pipeline_rank`], which lists the states of
     /// all ranks.
-    pub(super) fn of_pipeline_rank(module: &Module, rank: u32) -> Self {
+    pub(crate) fn of_pipeline_rank(module: &Module, rank: u32) -> Self {
         let is_own = |state: &&State| module.pipeline_ranks_with(state).contains(&rank);
         Self::with(module, module.states.values().filter(is_own))
     }
@@ -55,12 +54,7 @@ impl Shares {
     fn with<'m>(module: &'m Module, states: impl Iterator<Item = &'m State>) -> Self {
         let roots = Roots::of(module);
         let read = roots.read(|phase| phase.is_microbatch());
-        let mut shares = Self {
-            parameters: Share::default(),
-            gradients: Share::default(),
-            optimizer: Share::default(),
-            activations: Share::default(),
-        };
+        let mut shares = Self::default();
         for state in states {
             let share = match state.role {
                 Role::Parameter if read.contains(&state.input) => &mut shares.parameters,
@@ -75,7 +69,7 @@ impl Shares {
             }
         }
         for (_, node) in module.nodes() {
-            // Loss and weight of a step are sums over the microbatches too, and scalars.
+            // The loss and the weight of a step are sums over the microbatches too, but they are scalars.
             if let (Op::Accumulate(_), ty) = (&node.op, module.ty(node.results[0]))
                 && ty.ndim() > 0
             {
@@ -91,7 +85,7 @@ impl Shares {
     }
 
     /// The kinds with their names.
-    pub(super) fn named(&self) -> [(&'static str, Share); 4] {
+    pub(crate) fn named(&self) -> [(&'static str, Share); 4] {
         [
             ("parameters", self.parameters),
             ("gradients", self.gradients),
@@ -103,11 +97,16 @@ impl Shares {
 
 impl Share {
     fn add(&mut self, module: &Module, ty: &Type) {
-        let whole = local_bytes(&Type { sharding: Sharding::default(), ..ty.clone() }, &module.mesh);
-        let over = |roles: &[AxisRole]| local_bytes(&split_by(ty, &module.mesh, roles), &module.mesh);
+        // The bytes of a device if only the axes of these roles split the tensor.
+        let over = |roles: &[AxisRole]| {
+            let mut ty = ty.clone();
+            let is_of_role = |axis: &AxisId| roles.contains(&module.mesh.axes[*axis].role);
+            ty.sharding.dims.iter_mut().for_each(|axes| axes.retain(|axis| is_of_role(axis)));
+            local_bytes(&ty, &module.mesh)
+        };
+        let (whole, device) = (over(&[]), local_bytes(ty, &module.mesh));
         let over_tensor = over(&[AxisRole::Tensor]);
         let over_experts = over(&[AxisRole::Tensor, AxisRole::Expert]);
-        let device = local_bytes(ty, &module.mesh);
         self.one_device += whole;
         self.device += device;
         self.saved_by_tensor += whole - over_tensor;
@@ -116,15 +115,12 @@ impl Share {
     }
 }
 
-/// The type with the axes of some roles alone.
-fn split_by(ty: &Type, mesh: &Mesh, roles: &[AxisRole]) -> Type {
-    let mut ty = ty.clone();
-    let dims = ty.sharding.dims.iter_mut();
-    dims.for_each(|axes| axes.retain(|axis| roles.contains(&mesh.axes[*axis].role)));
-    ty
+/// Returns the bytes of the part of a tensor that one device holds.
+fn local_bytes(ty: &Type, mesh: &Mesh) -> u64 {
+    ty.local_bytes(mesh).unwrap_or(u64::MAX)
 }
 
-/// The values that hold bytes of their own: views are what they look at.
+/// The values of a program that hold bytes of their own. A view stands for the value behind it.
 struct Roots<'m> {
     module: &'m Module,
     /// The nodes of the program. A pipeline rank receives values from nodes that are not among its own.
@@ -140,7 +136,7 @@ impl<'m> Roots<'m> {
         self.module.viewed(value, Movement::is_layout)
     }
 
-    /// What nodes of some phases read.
+    /// The values that nodes of some phases read.
     fn read(&self, of: impl Fn(Phase) -> bool) -> BTreeSet<ValueId> {
         let nodes = self.module.nodes().filter(|(_, node)| of(node.phase));
         nodes.flat_map(|(_, node)| &node.operands).map(|&value| self.root(value)).collect()

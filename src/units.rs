@@ -1,7 +1,9 @@
 //! Numbers for people.
 
+use std::fmt::Display;
+
 /// `1,234,567`
-pub(super) fn grouped(number: u64) -> String {
+pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -18,9 +20,29 @@ pub(crate) fn bytes(number: u64) -> String {
     scaled(number as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }
 
+/// `parameters 1.86 MiB, gradients 465 KiB`: the sizes that are not zero.
+pub(crate) fn sizes<const N: usize>(named: [(&str, u64); N]) -> String {
+    let present = named.into_iter().filter(|(_, size)| *size > 0);
+    present.map(|(name, size)| format!("{name} {}", bytes(size))).collect::<Vec<_>>().join(", ")
+}
+
+/// Aligns the cells of a row to the right of columns with these widths.
+pub(crate) fn aligned(widths: &[usize], cells: Vec<impl Display>) -> String {
+    widths.iter().zip(cells).map(|(width, cell)| format!("{cell:>width$}")).collect()
+}
+
 /// `31.4 GFLOP`
-pub(super) fn flops(number: u64) -> String {
+pub(crate) fn flops(number: u64) -> String {
     scaled(number as f64, 1000.0, &["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"])
+}
+
+/// `1.25 s`, `12.5 ms`, `3.2 µs`
+pub(crate) fn milliseconds(ms: f64) -> String {
+    match ms {
+        _ if ms >= 1000.0 => format!("{:.2} s", ms / 1e3),
+        _ if ms >= 1.0 => format!("{ms:.2} ms"),
+        _ => format!("{:.1} µs", ms * 1e3),
+    }
 }
 
 /// Three digits and a unit.

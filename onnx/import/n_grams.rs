@@ -68,7 +68,7 @@ pub(super) fn tf_idf(cx: &mut Context, call: &Call) -> Outputs {
 fn pool(call: &Call) -> Result<(Vec<Grams>, usize), Problem> {
     let wrong = || Problem::new("the pool of n-grams does not fit its counts and indexes");
     ensure!(
-        !call.strings("pool_strings").is_some_and(|pool| !pool.is_empty()),
+        call.strings("pool_strings").is_none_or(|pool| pool.is_empty()),
         "n-grams of strings are not supported; programs compute with numbers only"
     );
     let (pool, starts) =

@@ -317,8 +317,11 @@ impl ExchangeFacts {
     }
 }
 
-/// The classes of commands: the key in JSON, the names for one command and for several, and whether a command belongs to the class.
-pub const CLASSES: [(&str, [&str; 2], fn(&CommandClass) -> bool); 7] = [
+/// A class of commands: the key in JSON, the names for one command and for several, and whether a command belongs to the class.
+type NamedClass = (&'static str, [&'static str; 2], fn(&CommandClass) -> bool);
+
+/// The classes of commands.
+const CLASSES: [NamedClass; 7] = [
     ("kernels", ["kernel", "kernels"], |class| matches!(class, CommandClass::Kernel)),
     ("multiplications", ["multiplication", "multiplications"], |class| {
         matches!(class, CommandClass::Multiplication)

@@ -91,7 +91,7 @@ impl Transform for Precision {
         options.value("max", &mut scaling.max, default.max);
     }
 
-    fn run(&self, module: &mut Module, _: &mut PassContext) -> Result<Changed, Diagnostic> {
+    fn run(&self, module: &mut Module, cx: &mut PassContext) -> Result<Changed, Diagnostic> {
         self.check()?;
         if self.compute == DType::F32 && self.grad_dtype == DType::F32 {
             return Ok(Changed::No);
@@ -106,6 +106,7 @@ impl Transform for Precision {
         let scaler = scaled.then(|| scaling::scale_backward(module, &self.scaling)).transpose()?;
         let decision = decide(module, self.compute)?;
         let changed = casts::apply(module, &decision, self.grad_dtype)?;
+        cx.reports.precision = (self.compute != DType::F32).then_some(decision.report);
         if let Some(scaler) = scaler {
             scaling::build_update(module, &self.scaling, scaler)?;
         }

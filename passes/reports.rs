@@ -13,6 +13,7 @@ pub use stages::{CandidateReport, StageReport};
 
 use ir::Diagnostic;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// The reports of all passes that have something to say. A pass fills its own field.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -23,6 +24,8 @@ pub struct Reports {
     pub near_misses: Vec<NearMiss>,
     /// The objective; filled by `loss`.
     pub loss: Option<LossReport>,
+    /// The operators that compute in half precision; filled by `precision`. `None` for a program in f32.
+    pub precision: Option<PrecisionReport>,
     /// The choice of the schedule and the cut; filled by the search for stages. `None` for a program without stages.
     pub stages: Option<StageReport>,
     /// The sharding of each input and state over the mesh; filled by `spmd`.
@@ -47,6 +50,18 @@ pub struct LossReport {
     /// A warning for steps of several microbatches, whose loss may not be that of the whole batch.
     #[serde(skip)]
     pub doubt: Option<Diagnostic>,
+}
+
+/// The operators of a microbatch that compute in half precision. Nodes that depend on no state, such as those of masks and positions, are
+/// not counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PrecisionReport {
+    /// The half type: `bf16` or `fp16`.
+    pub half: String,
+    /// The number of nodes that compute in half, by operator.
+    pub in_half: BTreeMap<&'static str, usize>,
+    /// The number of nodes that compute in f32, by operator.
+    pub in_f32: BTreeMap<&'static str, usize>,
 }
 
 /// The gradients that data ranks reduce in another form, and the bytes of that form.

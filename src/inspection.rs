@@ -47,8 +47,8 @@ use onnx::Model;
 use parameters::ParameterFacts;
 use passes::moe::{self, FeedForward};
 use passes::reports::{
-    CompressedActivationsReport, CompressedGradientsReport, LossReport, NearMiss, RecomputeReport,
-    ShardingReport, StageReport,
+    CompressedActivationsReport, CompressedGradientsReport, LossReport, NearMiss, PrecisionReport,
+    RecomputeReport, ShardingReport, StageReport,
 };
 use passes::{Manager, Timing};
 use serde::Serialize;
@@ -105,6 +105,9 @@ pub struct Inspection {
     /// The gradients that data ranks reduce in another form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compressed_gradients: Option<CompressedGradientsReport>,
+    /// The operators that compute in half precision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precision: Option<PrecisionReport>,
     /// The search for a program that fits into `--memory`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fit: Option<String>,
@@ -285,6 +288,7 @@ impl Inspection {
         self.recomputed = reports.recomputed;
         self.compressed_activations = reports.compressed_activations;
         self.compressed_gradients = reports.compressed_gradients;
+        self.precision = reports.precision;
         self.shardings = reports.shardings;
         if let Err(failure) = self.lowered(&compilation, microbatches, question) {
             self.reasons.extend(told(failure)?);

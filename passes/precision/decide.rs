@@ -1,5 +1,6 @@
 //! Decides which values are kept in half precision, and which nodes compute in it.
 
+use crate::reports::PrecisionReport;
 use cranelift_entity::{EntitySet, SecondaryMap};
 use ir::interp::file_tensor;
 use ir::ops::{PrecisionClass, Reads};
@@ -28,6 +29,8 @@ pub struct Decision {
     pub half: DType,
     kept: SecondaryMap<ValueId, KeptType>,
     in_half: EntitySet<NodeId>,
+    /// The number of nodes of each operator in half and in f32.
+    pub report: PrecisionReport,
 }
 
 impl Decision {
@@ -46,7 +49,12 @@ impl Decision {
 pub fn decide(module: &Module, half: DType) -> Result<Decision, TypeError> {
     let mut walk = Walk {
         module,
-        decision: Decision { half, kept: SecondaryMap::new(), in_half: EntitySet::new() },
+        decision: Decision {
+            half,
+            kept: SecondaryMap::new(),
+            in_half: EntitySet::new(),
+            report: PrecisionReport { half: half.to_string(), ..PrecisionReport::default() },
+        },
         stateful: EntitySet::new(),
         scores: EntitySet::new(),
     };
@@ -128,6 +136,11 @@ impl Walk<'_> {
         }
         if in_half {
             self.decision.in_half.insert(id);
+        }
+        if stateful {
+            let PrecisionReport { in_half: half, in_f32, .. } = &mut self.decision.report;
+            let counts = if in_half { half } else { in_f32 };
+            *counts.entry(node.op.name()).or_default() += 1;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::diagnostics::{Severity, render};
 use crate::units::{bytes, count, flops, grouped, sizes};
 use ir::visible;
 use passes::Timing;
-use passes::reports::{NearMiss, RowRole, Tie};
+use passes::reports::{NearMiss, PrecisionReport, RowRole, Tie};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -38,6 +38,7 @@ impl fmt::Display for Inspection {
             self.recomputed.as_ref().map(|report| format!("\n{}", recomputed(report))),
             self.compressed_activations.as_ref().map(|it| format!("\n{}\n", compressed_activations(it))),
             self.compressed_gradients.as_ref().map(|it| format!("\n{}\n", compressed_gradients(it))),
+            self.precision.as_ref().map(precision),
             self.fit.as_ref().map(|fit| format!("{fit}\n")),
             self.prediction.as_ref().map(ToString::to_string),
             (!passes.is_empty()).then(|| format!("\npasses: {passes}\n")),
@@ -48,6 +49,15 @@ impl fmt::Display for Inspection {
         write!(f, "{}: {}\n{}", visible(&self.file.path), self.verdict(), self.file)?;
         sections.into_iter().flatten().try_for_each(|section| f.write_str(&section))
     }
+}
+
+/// The operators in half precision and in f32, with the number of their nodes.
+fn precision(report: &PrecisionReport) -> String {
+    let PrecisionReport { half, in_half, in_f32 } = report;
+    let list = |counts: &BTreeMap<&str, usize>| {
+        counts.iter().map(|(name, count)| format!("{count} {name}")).collect::<Vec<_>>().join(", ")
+    };
+    format!("\nprecision\n  {half:<5} {}\n  f32   {}\n", list(in_half), list(in_f32))
 }
 
 /// The line about dims without a size.

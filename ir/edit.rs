@@ -3,10 +3,13 @@
 //! A [`Builder`] collects the edits of one pass and applies them at once in [`Builder::finish`]. Until then the order of the
 //! module stays unchanged, so a pass can walk it while it builds.
 
+mod formula;
+
 use crate::module::{Definition, Module, Node, Value};
 use crate::ops::{Inference, Op, Operator};
 use crate::{Dim, NodeId, Phase, Sharding, Tier, Type, TypeError, ValueId};
 use cranelift_entity::{EntitySet, SecondaryMap};
+pub use formula::Formula;
 use smallvec::SmallVec;
 use std::sync::Arc;
 

@@ -8,6 +8,7 @@ mod folder;
 mod groups;
 mod parameters;
 mod patterns;
+mod precision;
 mod prediction;
 mod reasons;
 mod recompute;

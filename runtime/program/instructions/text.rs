@@ -113,7 +113,7 @@ impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Memory { states, arena, lower_bound, constants, host, disk, by_class: _ } = self.memory;
         writeln!(f, "program {:?} microbatches {:?}", self.name, self.microbatches)?;
-        // With several devices, the type describes the value on the other devices. With one device, the place says everything.
+        // With several devices, the type of the whole tensor follows. With one device, the view has its dims already.
         let alone = self.mesh.axes.is_empty();
         let whole = |ty: &Type| if alone { String::new() } else { format!(" {}", type_text(&self.mesh, ty)) };
         if !alone {

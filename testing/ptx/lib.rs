@@ -3,7 +3,7 @@
 //! The stand-in compiles kernels with a C++ compiler, so it proves nothing about NVRTC's code: the branches that do not compile for
 //! the host, inline assembly, the places of matrices in registers. A launch that is checked runs here, too, in several orders of
 //! warps and lanes, and has to leave the memory that the stand-in leaves. Every access is held to the operands, to its alignment and
-//! to the rules for races ([`memory`]).
+//! to the rules for races (`memory`).
 //!
 //! The interpreter does not model the assembler (`ptxas`), the rounding of approximations and of the sums of `mma`, and the order of
 //! memory beyond barriers.

@@ -1,6 +1,6 @@
 //! Programs that fit into memory.
 //!
-//! `--recompute`, `--offload` and the other flags of memory say what is done. Where the flags leave a choice open, a [`Search`] decides. It
+//! `--recompute`, `--offload` and the other flags of memory say what is done. Where the flags leave a choice open, a `Search` decides. It
 //! tries candidates until one fits. A [`Candidate`] has the options of the passes after the placed step. `measure` makes its step, predicts
 //! its time and lowers its programs. Two searches differ in the order of the candidates:
 //!

@@ -106,7 +106,7 @@ pub struct SectionFacts {
     pub section: &'static str,
     /// Its runs in a step.
     pub runs: u64,
-    /// The number of commands of each of the [`CLASSES`].
+    /// The number of commands of each of the `CLASSES`.
     #[serde(flatten, serialize_with = "by_class")]
     pub counts: [usize; CLASSES.len()],
     /// Milliseconds.

@@ -77,7 +77,7 @@ impl<'a> Rounding<'a> {
     }
 
     /// Adds to each difference above the tolerance the error that rounding alone makes. Takes samples until they explain these differences, or
-    /// until there are [`SAMPLES`]. `here` gives the name in the model's file for the tensor of a difference.
+    /// until there are `SAMPLES`. `here` gives the name in the model's file for the tensor of a difference.
     pub fn explain(
         &mut self,
         differences: &mut [Difference],

@@ -105,8 +105,6 @@ fn processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
 /// A mesh without an axis of data ranks gets one from the launcher, as its outermost.
 #[test]
 fn processes_compile_the_program_of_threads() {
-    let place = Workplace::new(TRAINYARD);
-    CLUSTERS.iter().for_each(|(file, text)| place.write(file, text.as_bytes()));
     let mut compared = 0;
     for RandomFlags { model, mesh, flags, .. } in (0..60).map(RandomFlags::of) {
         let (processes, launched, threads) = match mesh {
@@ -117,24 +115,24 @@ fn processes_compile_the_program_of_threads() {
             "pp=3" => (3, "--mesh pp=3", "--mesh pp=3"),
             _ => continue,
         };
+        let place = Workplace::new(TRAINYARD);
+        CLUSTERS.iter().for_each(|(file, text)| place.write(file, text.as_bytes()));
         let command = |own: &str, to: &str| {
             let flags = flags.replace(&format!("--mesh {mesh}"), own);
             format!("compile testdata/{model}.onnx {flags} -o run --force --dump {to}")
         };
+        let ranks: Vec<String> = (0..processes).map(|rank| format!("rank-{rank}")).collect();
+        let commands: Vec<String> = ranks.iter().map(|rank| command(launched, rank)).collect();
+        let of_processes = mpirun(&place, 1, &commands.join(" : ")).output().expect("the launcher starts");
         let of_threads = place.run(&command(threads, "threads"));
-        let own: Vec<String> =
-            (0..processes).map(|rank| command(launched, &format!("rank-{rank}"))).collect();
-        let of_processes = mpirun(&place, 1, &own.join(" : ")).output().expect("the launcher starts");
-        let text = String::from_utf8_lossy(&of_processes.stderr);
-        assert_eq!(of_threads.status.success(), of_processes.status.success(), "{}: {text}", own[0]);
-        if of_threads.status.success() {
+        let (text, is_compiled) =
+            (String::from_utf8_lossy(&of_processes.stderr), of_threads.status.success());
+        assert_eq!(of_processes.status.success(), is_compiled, "{}: {text}", commands[0]);
+        if is_compiled {
             compared += 1;
-            let expected = place.dumped("threads");
-            (0..processes)
-                .for_each(|rank| assert!(place.dumped(&format!("rank-{rank}")) == expected, "{}", own[0]));
+            let programs = place.dumped("threads");
+            assert!(ranks.iter().all(|rank| place.dumped(rank) == programs), "{}", commands[0]);
         }
-        ["threads", "rank-0", "rank-1", "rank-2", "rank-3"]
-            .map(|folder| fs::remove_dir_all(place.path(folder)).ok());
     }
     assert!(compared >= 8, "{compared} programs are compared");
 }

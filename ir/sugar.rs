@@ -1,4 +1,4 @@
-//! Short forms for nodes that gradients, imports and passes often build: arithmetic, scalars, shapes, sums.
+//! Short forms for nodes that gradients, imports and passes often build: scalars, shapes, sums. Arithmetic is a [`Formula`].
 
 use crate::edit::Builder;
 use crate::ops::Float;
@@ -10,21 +10,6 @@ use crate::{DType, Dim, Dims, Formula, Type, TypeError, ValueId};
 use smallvec::SmallVec;
 
 impl Builder<'_> {
-    /// Builds `x + y`.
-    pub fn add(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
-        self.build(x + y)
-    }
-
-    /// Builds `x · y`.
-    pub fn mul(&mut self, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
-        self.build(x * y)
-    }
-
-    /// Builds `x · factor`.
-    pub fn scale(&mut self, x: ValueId, factor: f64) -> Result<ValueId, TypeError> {
-        self.build(x * factor)
-    }
-
     /// Builds a scalar of that type and value.
     pub fn scalar(&mut self, dtype: DType, value: f64) -> Result<ValueId, TypeError> {
         self.splat(Type::scalar(dtype), value)

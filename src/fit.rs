@@ -1,7 +1,7 @@
 //! Programs that fit into memory.
 //!
-//! `--recompute`, `--offload` and the other flags of memory say what is done. Where the flags leave a choice open, a `Search` decides. It
-//! tries candidates until one fits. A [`Candidate`] has the options of the passes after the placed step. `measure` makes its step, predicts
+//! `--recompute`, `--offload` and the other flags of memory choose passes. Where the flags leave a choice open, a `Search` decides. The search
+//! tries candidates until a program fits. A [`Candidate`] has the options of the passes after the placed step. `measure` makes its step, predicts
 //! its time and lowers its programs. Two searches differ in the order of the candidates:
 //!
 //! - `recompute`: `--memory BYTES` has the cheapest recomputation that fits, with activations kept in few bits before any is computed again.

@@ -183,7 +183,7 @@ impl Inspection {
     }
 
     /// Gathers the reasons why a model cannot be imported. If dims have no size, several sizes are tried. If the import succeeds with one of
-    /// them, only sizes are missing. Otherwise the reasons are those that the import gives for every size.
+    /// them, the model lacks only sizes. Otherwise the reasons are the errors that the import has for every size.
     fn refused(&mut self, model: &Model, question: &Question, failure: Failure) -> Result<(), Failure> {
         self.reasons = told(failure)?;
         if self.unbound.is_empty() {

@@ -155,10 +155,10 @@ mod tests {
         b.at(At::End(Phase::Prepare));
         let p = b.one(Unary::Neg, &[w]).unwrap();
         b.at(At::End(Phase::Forward));
-        let f = b.add(p, x).unwrap();
+        let f = b.build(p + x).unwrap();
         let g = b.one(Unary::Neg, &[f]).unwrap();
         b.at(At::End(Phase::Backward));
-        let h = b.mul(f, g).unwrap();
+        let h = b.build(f * g).unwrap();
         b.at(At::End(Phase::Update));
         let sum = b.one(Accumulate, &[h]).unwrap();
         let last = b.one(Unary::Neg, &[sum]).unwrap();

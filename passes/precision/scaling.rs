@@ -102,7 +102,7 @@ fn unscale(b: &mut Builder, scale: ValueId) -> Result<Vec<Factored>, TypeError> 
         let gradient = output.value;
         let inverse = inverses.cast(b, b.ty(gradient).dtype)?;
         let stage = b.module().stage_of(gradient);
-        let gradient = b.stage(stage).mul(gradient, inverse)?;
+        let gradient = b.stage(stage).build(gradient * inverse)?;
         b.tables().outputs[index].value = gradient;
         gradients.push(Factored::of(b.module(), gradient));
     }

@@ -23,16 +23,16 @@ fn layers(count: usize) -> Module {
         let product = b.one(Contract::new("ik,kj->ij"), &[x, w]).unwrap();
         let active = b.one(Unary::Tanh, &[product]).unwrap();
         read.push((x, product, active));
-        x = b.add(x, active).unwrap();
+        x = b.build(x + active).unwrap();
     }
     let loss = b.one(Contract::new("ij,ij->"), &[x, x]).unwrap();
     b.tables().add_output("loss", loss);
     let mut gradient = b.one(Unary::Neg, &[x]).unwrap();
     b.at(At::End(Phase::Backward));
     for (x, product, active) in read.into_iter().rev() {
-        let all = b.mul(product, active).unwrap();
-        let all = b.mul(all, x).unwrap();
-        gradient = b.mul(gradient, all).unwrap();
+        let all = b.build(product * active).unwrap();
+        let all = b.build(all * x).unwrap();
+        gradient = b.build(gradient * all).unwrap();
     }
     b.tables().add_output("gradient", gradient);
     b.finish();

@@ -121,7 +121,7 @@ impl<'a> TrainingRun<'a> {
         Err(state.map_or(DeviceError::Ended.into(), |state| self.spoilt(state, saves, begun.done)))
     }
 
-    /// Gives a checkpoint its name when all ranks have written it, and then removes those that the schedule does not keep.
+    /// Gives a checkpoint its name when all ranks have written it. Then removes the checkpoints that the schedule does not keep.
     fn end_save(
         &mut self,
         begun: BegunSave,

@@ -1,7 +1,7 @@
 //! Rules between flags: flags that exclude each other, need each other, or contradict each other by their values.
 //!
-//! The rules between names are two tables. Clap, config files and DeepSpeed's JSON read the first one. The settings of a command, and
-//! those that the advice has changed, are held against both.
+//! The rules between names are two tables. Clap, config files and DeepSpeed's JSON read the first one. The settings of a command
+//! are compared with both, and so are the settings that the advice has changed.
 
 use clap::{Arg, Command, Id};
 use ir::Diagnostic;

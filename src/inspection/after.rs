@@ -7,8 +7,8 @@ use crate::failure::Failure;
 use crate::{manager, sizes};
 use ir::{Diagnostic, Module};
 
-/// Returns the program of a model after the first pass of a name, or before all passes if the name is `import`. Passes may run several times,
-/// each time for other stages. The program is the one that becomes the step.
+/// Returns the program of a model after the first pass of a name, or before all passes if the name is `import`. The search for stages
+/// may run the passes several times. The program of the last run, which becomes the step, is returned.
 ///
 /// # Errors
 /// A pass that does not exist or does not run with these flags; an error of a pass before it.

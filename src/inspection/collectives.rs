@@ -86,7 +86,7 @@ impl Exchange {
         sent.fold(0, u64::saturating_add)
     }
 
-    /// Picoseconds of one run on devices with this link between those that exchange.
+    /// The picoseconds that the collective takes once, if the devices that exchange have this link between them.
     pub(super) fn picoseconds(&self, mesh: &Mesh, device: &Device, link: &Link) -> u64 {
         let bytes = self.groups.iter().copied().fold(0, u64::saturating_add);
         device.collective_time(link, self.kind, bytes, mesh.size(&self.axes)).total()

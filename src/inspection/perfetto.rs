@@ -81,7 +81,7 @@ impl CommandFacts {
 }
 
 impl PipelineFacts {
-    /// The timeline of the tasks of all ranks, with those that a run has measured.
+    /// The timeline of the predicted tasks of all ranks, beside the tasks that a run has measured.
     pub fn timeline(&self, measured: Option<&MeasuredPipeline>) -> Value {
         let mut events: Vec<Value> = measured.map(MeasuredPipeline::events).unwrap_or_default();
         events.push(named(PREDICTED, "process_name", 0, &format!("predicted, {}", self.device)));

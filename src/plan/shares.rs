@@ -1,4 +1,4 @@
-//! The bytes that each device of a mesh holds, beside those that one device alone would hold, and the bytes that the axes of the mesh save.
+//! The bytes on each device of a mesh, the bytes on a single device without a mesh, and the bytes that each axis of the mesh saves.
 
 use crate::units::bytes;
 use ir::{

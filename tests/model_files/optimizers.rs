@@ -154,9 +154,9 @@ fn program(types: Vec<Type>) -> Module {
     for (i, (ty, input)) in types.into_iter().zip(inputs).enumerate() {
         let state = b.tables().add_state(parameter(i), ty, Role::Parameter, Initializer::Zeros);
         let parameter = b.module().states[state].input;
-        let product = b.mul(parameter, input).expect("of one type");
+        let product = b.build(parameter * input).expect("of one type");
         let sum = b.sum(product, &[0]).expect("a vector");
-        loss = b.add(loss, sum).expect("scalars");
+        loss = b.build(loss + sum).expect("scalars");
     }
     let weight = b.scalar(DType::F32, 1.0).expect("a scalar");
     b.finish();

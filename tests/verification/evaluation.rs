@@ -192,7 +192,7 @@ fn a_wrong_constant_is_found_and_the_output_is_named() {
     let planted = Planted::new(&models::GPT2_DYNAMO);
     for (part, name) in [(ScalarPart::Sum, "loss.sum"), (ScalarPart::Weight, "loss.weight")] {
         finds(&planted, &[name], |module| {
-            change(module, part, |b, value| b.scale(value, 1.001).expect("a float"));
+            change(module, part, |b, value| b.build(value * 1.001).expect("a float"));
         });
     }
 }
@@ -270,7 +270,7 @@ fn a_pass_that_breaks_the_evaluation_alone_is_named() {
         let (id, node) = of_training.map(|(id, node)| (id, node.clone())).expect("it has batch norms");
         let mut b = Builder::new(module, "fault");
         b.at(At::Before(id));
-        let wrong = b.scale(node[OperandRole::State], 1.5).expect("a float");
+        let wrong = b.build(node[OperandRole::State] * 1.5).expect("a float");
         let operands: Vec<ValueId> = node
             .operands
             .iter()

@@ -122,7 +122,7 @@ fn a_gradient_of_experts_that_expert_ranks_divide_is_found_and_spmd_is_named() {
         for id in gradients(module) {
             change_value(module, id, |b, sum| {
                 let sharding = b.ty(sum).sharding.clone();
-                let half = b.scale(sum, 0.5).expect("a float");
+                let half = b.build(sum * 0.5).expect("a float");
                 b.shard(half, sharding);
                 half
             });

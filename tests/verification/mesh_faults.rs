@@ -85,14 +85,14 @@ fn instead(module: &mut Module, id: NodeId, wrong: impl Fn(&mut Builder, ValueId
 /// The sum, as the builder makes it, with the sharding of `x`.
 fn add(b: &mut Builder, x: ValueId, y: ValueId) -> ValueId {
     let sharding = b.ty(x).sharding.clone();
-    let sum = b.add(x, y).expect("two tensors of one type");
+    let sum = b.build(x + y).expect("two tensors of one type");
     b.shard(sum, sharding);
     sum
 }
 
 fn scale(b: &mut Builder, x: ValueId, factor: f64) -> ValueId {
     let sharding = b.ty(x).sharding.clone();
-    let scaled = b.scale(x, factor).expect("a float");
+    let scaled = b.build(x * factor).expect("a float");
     b.shard(scaled, sharding);
     scaled
 }

@@ -180,7 +180,7 @@ fn one_gradient_that_is_too_large_is_named() {
         let mut b = Builder::new(module, "autodiff");
         b.at(At::End(Phase::Update));
         let gradient = b.module().outputs[at].value;
-        let wrong = b.scale(gradient, 1.01).expect("a gradient is a float");
+        let wrong = b.build(gradient * 1.01).expect("a gradient is a float");
         b.tables().outputs[at].value = wrong;
         b.finish();
     });

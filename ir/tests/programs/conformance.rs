@@ -129,7 +129,7 @@ fn every_result_type_with_a_wrong_dim_is_caught() {
 fn every_gradient_that_is_wrong_by_a_factor_is_caught() {
     let scaled = |op: &Op, b: &mut Builder, node: ir::NodeRef, d: &[Option<ValueId>]| {
         let gradients = op.gradient(b, node, d)?;
-        let scale = |x: Option<ValueId>| x.map(|x| b.scale(x, 1.001)).transpose();
+        let scale = |x: Option<ValueId>| x.map(|x| b.build(x * 1.001)).transpose();
         gradients.into_iter().map(scale).collect::<Result<Vec<_>, _>>().map_err(GradientError::from)
     };
     // A gradient that does not exist, or is all zeros, cannot be scaled.
@@ -192,7 +192,7 @@ fn partitioned() -> Vec<(Sample, Factors, u32)> {
 fn a_partition_rule_that_is_wrong_is_caught() {
     let scaled = |op: &Op, b: &mut Builder, node: ir::NodeRef| {
         let mut results = op.partition(b, node)?;
-        results[0] = b.scale(results[0], 1.001)?;
+        results[0] = b.build(results[0] * 1.001)?;
         Ok(results)
     };
     let the_same =

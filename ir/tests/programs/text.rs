@@ -108,7 +108,7 @@ fn printing_numbers_densely_and_leaves_out_what_is_dead() {
     let mut b = Builder::new(&mut module, "test");
     let dead = b.one(Unary::Neg, &[x]).unwrap();
     let constant = b.one_typed(Constant { data }, &[], ty).unwrap();
-    let sum = b.add(constant, x).unwrap();
+    let sum = b.build(constant + x).unwrap();
     b.finish();
     let dead = match module.value(dead).definition {
         Definition::Node(node, _) => node,

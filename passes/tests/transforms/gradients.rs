@@ -156,7 +156,7 @@ fn a_gradient_with_the_wrong_sign_is_caught_by_finite_differences() {
 #[test]
 fn a_gradient_with_a_wrong_factor_is_caught_by_finite_differences() {
     let (planted, seen) =
-        found(|op| matches!(op, Op::Contract(_)), |b, value| b.scale(value, 1.01).expect("it is a float"));
+        found(|op| matches!(op, Op::Contract(_)), |b, value| b.build(value * 1.01).expect("it is a float"));
     assert!(planted >= 10 && seen * 10 >= planted * 9, "{seen} of {planted}");
 }
 

@@ -155,7 +155,7 @@ fn a_fault_in_a_split_program_is_seen() {
         case.compare(&split).unwrap_or_else(|error| panic!("{seed}: {error}"));
         let wrong = |b: &mut Builder, value: ValueId| {
             let sharding = b.ty(value).sharding.clone();
-            let scaled = b.scale(value, 1.0 + 1e-6).expect("a float");
+            let scaled = b.build(value * (1.0 + 1e-6)).expect("a float");
             b.shard(scaled, sharding);
             scaled
         };

@@ -16,7 +16,9 @@ fn product() -> Module {
         .map(|name| module.add_state(name, ty.clone(), Role::Parameter, Initializer::Splat(2f64.to_bits())));
     let [w, v] = states.map(|state| module.states[state].input);
     let mut b = Builder::new(&mut module, "test");
-    let mul = |b: &mut Builder, phase, x, y| -> ValueId { b.at(At::End(phase)).mul(x, y).expect("floats") };
+    let mul = |b: &mut Builder, phase, x: ValueId, y: ValueId| -> ValueId {
+        b.at(At::End(phase)).build(x * y).expect("floats")
+    };
     let wv = mul(&mut b, Phase::Forward, w, v);
     let y = mul(&mut b, Phase::Forward, wv, x);
     let loss = b.sum(y, &[0]).expect("a vector");
@@ -28,7 +30,7 @@ fn product() -> Module {
     for (state, gradient) in states.into_iter().zip([dw, dv]) {
         let gradient = b.one(Accumulate, &[gradient]).expect("a float");
         let old = b.module().states[state].input;
-        let new = b.add(old, gradient).expect("vectors");
+        let new = b.build(old + gradient).expect("vectors");
         b.tables().states[state].output = Some(new);
     }
     b.finish();

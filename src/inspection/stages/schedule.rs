@@ -22,7 +22,7 @@ pub fn chosen_schedule(report: &StageReport) -> String {
     format!("schedule: {schedule}, {reason}, on {}", visible(device))
 }
 
-/// Describes the schedules that were not chosen: first those that fit, then those that are too large, each from the fastest to the slowest.
+/// Describes the schedules that were not chosen, from the fastest to the slowest: first the schedules that fit, then those that are too large.
 pub(in crate::inspection) fn other_schedules(report: &StageReport) -> String {
     let mut others: Vec<&CandidateReport> =
         report.candidates.iter().filter(|candidate| candidate.schedule != report.schedule).collect();

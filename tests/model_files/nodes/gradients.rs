@@ -255,7 +255,7 @@ fn loss(module: &mut Module, given: &BTreeMap<String, Tensor>) -> Result<Option<
         let dims: Vec<u32> = (0..tensor.sizes.len() as u32).collect();
         let sum = b.sum(product, &dims)?;
         total = Some(match total {
-            Some(total) => b.add(total, sum)?,
+            Some(total) => b.build(total + sum)?,
             None => sum,
         });
     }

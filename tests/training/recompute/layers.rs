@@ -48,13 +48,13 @@ impl Model<'_> {
             }
             self.b.origin(format!("/layer.{layer}"));
             let more = self.layer(x)?;
-            x = self.b.add(x, more)?;
+            x = self.b.build(x + more)?;
             if self.choices.below(4) == 0 {
                 x = self.b.one(Unary::Tanh, &[x])?;
             }
         }
         self.b.origin("/loss");
-        let square = self.b.mul(x, x)?;
+        let square = self.b.build(x * x)?;
         let sum = self.b.sum(square, &[0, 1, 2])?;
         Ok((sum, self.b.scalar(DType::F32, self.sizes[0] as f64)?))
     }
@@ -67,7 +67,7 @@ impl Model<'_> {
         for _ in 0..1 + self.choices.below(4) {
             value = self.choices.of(&kinds)(self, value)?;
         }
-        self.b.scale(value, 0.5)
+        self.b.build(value * 0.5)
     }
 
     fn weight(&mut self, sizes: &[u64]) -> ValueId {

@@ -101,7 +101,7 @@ fn multiply_output(module: &mut Module, name: &str, factor: f64) {
     let mut b = Builder::new(module, "test");
     b.at(At::End(Phase::Update));
     let gradient = b.module().outputs[at].value;
-    let wrong = b.scale(gradient, factor).expect("a gradient is a float");
+    let wrong = b.build(gradient * factor).expect("a gradient is a float");
     b.tables().outputs[at].value = wrong;
     b.finish();
 }

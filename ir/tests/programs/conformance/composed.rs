@@ -63,7 +63,7 @@ fn reduce(b: &mut Builder, kind: ReduceKind, x: ValueId, dim: u32) -> Result<Val
 /// Builds `softmax(scale · q·kᵀ + bias) · v`, with zeros for rows of only −∞, as exporters write it.
 fn composed_attention(b: &mut Builder, operands: &[ValueId], scale: f64) -> Result<ValueId, TypeError> {
     let scores = b.one(Contract::new("bhsd,bhtd->bhst"), &operands[..2])?;
-    let mut scores = b.scale(scores, scale)?;
+    let mut scores = b.build(scores * scale)?;
     if let Some(&mask) = operands.get(3) {
         let bias = if b.ty(mask).dtype == DType::Bool {
             let (kept, hidden) = (b.splat_like(scores, 0.0)?, b.splat_like(scores, f64::NEG_INFINITY)?);
@@ -71,7 +71,7 @@ fn composed_attention(b: &mut Builder, operands: &[ValueId], scale: f64) -> Resu
         } else {
             b.cast(mask, b.ty(scores).dtype)?
         };
-        scores = b.add(scores, bias)?;
+        scores = b.build(scores + bias)?;
     }
     let probabilities = b.one(Softmax { dim: 3 }, &[scores])?;
     let undefined = b.one(Unary::IsNan, &[probabilities])?;
@@ -92,7 +92,7 @@ fn gradients(
         let built = op.gradient(b, node, &dresults).expect("has a gradient");
         for (&operand, gradient) in operands.iter().zip(built) {
             if let Some(gradient) = gradient {
-                let sum = d.get(&operand).copied().map_or(Ok(gradient), |sum| b.add(sum, gradient));
+                let sum = d.get(&operand).copied().map_or(Ok(gradient), |sum| b.build(sum + gradient));
                 d.insert(operand, sum.expect("of one type"));
             }
         }
@@ -177,27 +177,27 @@ fn norms_are_their_compositions() {
     let rstd = |b: &mut Builder, square: ValueId| {
         let mean = reduce(b, ReduceKind::Mean, square, 2)?;
         let eps = b.splat_like(mean, eps)?;
-        let sum = b.add(mean, eps)?;
+        let sum = b.build(mean + eps)?;
         b.one(Unary::Rsqrt, &[sum])
     };
     let fused = evaluate(&inputs, |b, x| Ok(b.push(LayerNorm { eps: Float::new(eps) }, x)?.to_vec()));
     let composed = evaluate(&inputs, |b, x| {
         let mean = reduce(b, ReduceKind::Mean, x[0], 2)?;
         let centred = b.one(Binary::Sub, &[x[0], mean])?;
-        let square = b.mul(centred, centred)?;
+        let square = b.build(centred * centred)?;
         let rstd = rstd(b, square)?;
-        let unit = b.mul(centred, rstd)?;
-        let scaled = b.mul(unit, x[1])?;
+        let unit = b.build(centred * rstd)?;
+        let scaled = b.build(unit * x[1])?;
         let flat = |b: &mut Builder, x| b.reshape(x, [2, 3].map(Dim::known));
-        Ok(vec![b.add(scaled, x[2])?, flat(b, mean)?, flat(b, rstd)?])
+        Ok(vec![b.build(scaled + x[2])?, flat(b, mean)?, flat(b, rstd)?])
     });
     all_close(&fused, &composed);
     let fused = evaluate(&inputs, |b, x| Ok(vec![b.push(RmsNorm { eps: Float::new(eps) }, &x[..2])?[0]]));
     let composed = evaluate(&inputs, |b, x| {
-        let square = b.mul(x[0], x[0])?;
+        let square = b.build(x[0] * x[0])?;
         let rstd = rstd(b, square)?;
-        let unit = b.mul(x[0], rstd)?;
-        Ok(vec![b.mul(unit, x[1])?])
+        let unit = b.build(x[0] * rstd)?;
+        Ok(vec![b.build(unit * x[1])?])
     });
     all_close(&fused, &composed);
 }
@@ -221,8 +221,8 @@ fn cross_entropy_is_the_negative_log_probability_of_smoothed_labels() {
         let skipped = b.one(Compare::Equal, &[label, ignored])?;
         let (one, zero) = (b.splat_like(log, 1.0)?, b.splat_like(log, 0.0)?);
         let counts = b.one(Select, &[skipped, zero, one])?;
-        let terms = b.mul(log, target)?;
-        let counted = b.mul(terms, counts)?;
+        let terms = b.build(log * target)?;
+        let counted = b.build(terms * counts)?;
         Ok(vec![b.sum(counted, &[0, 1])?, b.sum(counts, &[0, 1])?])
     });
     all_close(&fused, &composed);
@@ -236,7 +236,7 @@ fn rotary_turns_halves_or_neighbours() {
     let composed = evaluate(&inputs, |b, x| {
         let (first, second) = (b.slice(x[0], 2, 0, Dim::known(2))?, b.slice(x[0], 2, 2, Dim::known(2))?);
         let turned = |b: &mut Builder, a, other, sign| {
-            let (kept, crossed) = (b.mul(a, x[1])?, b.mul(other, x[2])?);
+            let (kept, crossed) = (b.build(a * x[1])?, b.build(other * x[2])?);
             b.one(sign, &[kept, crossed])
         };
         let (left, right) = (turned(b, first, second, Binary::Sub)?, turned(b, second, first, Binary::Add)?);

@@ -98,7 +98,7 @@ fn to_loss(module: &mut Module, values: &BTreeSet<ValueId>, mut choices: Choices
         let blob = Blob::Inline(weights.to_bytes().into());
         let data = b.tables().add_data(Data { name, ty: weights.ty(), blob, claim: None });
         let weights = b.one_typed(Constant { data }, &[], ty.clone())?;
-        let product = b.mul(value, weights)?;
+        let product = b.build(value * weights)?;
         let mean = match ty.ndim() {
             0 => product,
             ndim => b.one(
@@ -106,7 +106,7 @@ fn to_loss(module: &mut Module, values: &BTreeSet<ValueId>, mut choices: Choices
                 &[product],
             )?,
         };
-        sum = b.add(sum, mean)?;
+        sum = b.build(sum + mean)?;
     }
     b.tables().outputs[at].value = sum;
     b.finish();
@@ -329,13 +329,13 @@ impl Generator<'_, '_> {
         let back = self.b.reshape(back, [batch, length, heads * size].map(Dim::known))?;
         let out = self.weight(&[heads * size, width]);
         let out = self.b.one(Contract::new("bso,od->bsd"), &[back, out])?;
-        let x = self.b.add(x, out)?;
+        let x = self.b.build(x + out)?;
         let (up, bias, down) = (self.weight(&[width, 12]), self.weight(&[12]), self.weight(&[12, width]));
         let inner = self.b.one(Contract::new("bsd,do->bso"), &[x, up])?;
-        let inner = self.b.add(inner, bias)?;
+        let inner = self.b.build(inner + bias)?;
         let inner = self.b.one(Unary::GeluTanh, &[inner])?;
         let inner = self.b.one(Contract::new("bso,od->bsd"), &[inner, down])?;
-        let x = self.b.add(x, inner)?;
+        let x = self.b.build(x + inner)?;
         let x = self.b.one(Unary::Tanh, &[x])?;
         self.pool.push(x);
         Ok(())
@@ -349,7 +349,7 @@ impl Generator<'_, '_> {
         let x = [(), ()].map(|()| normal(&mut self.choices, &[batch, length, width]));
         let x = self.input(&format!("x.{number}"), x, true);
         let scale = self.weight(&[width]);
-        let x = self.b.mul(x, scale)?;
+        let x = self.b.build(x * scale)?;
         let (up, down) = (self.weight(&[experts, width, hidden]), self.weight(&[experts, hidden, width]));
         let made = if self.choices.below(2) == 0 {
             let mask = [(), ()].map(|()| normal(&mut self.choices, &[batch, length, experts, capacity]));
@@ -357,14 +357,14 @@ impl Generator<'_, '_> {
             let rows = self.b.one(Contract::new("bsec,bsk->beck"), &[mask, x])?;
             let bias = self.weight(&[experts, 1, hidden]);
             let inner = self.b.one(Contract::new("beck,ekn->becn"), &[rows, up])?;
-            let inner = self.b.add(inner, bias)?;
+            let inner = self.b.build(inner + bias)?;
             let inner = self.b.one(Unary::GeluTanh, &[inner])?;
             let rows = self.b.one(Contract::new("becn,enk->beck"), &[inner, down])?;
             let router = self.weight(&[width, experts]);
             let gates = self.b.one(Contract::new("bsk,ke->bse"), &[x, router])?;
             let gates = self.b.one(Unary::Tanh, &[gates])?;
             let gates = self.b.reshape(gates, [batch, length, experts, 1].map(Dim::known))?;
-            let mask = self.b.mul(mask, gates)?;
+            let mask = self.b.build(mask * gates)?;
             self.b.one(Contract::new("bsec,beck->bsk"), &[mask, rows])?
         } else {
             let index = [(), ()].map(|()| self.integers(&[batch, length], experts));

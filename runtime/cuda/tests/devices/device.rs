@@ -18,7 +18,7 @@ fn logarithm() -> Module {
     let w = module.states[w].input;
     let mut b = Builder::new(&mut module, "test");
     b.origin("/scale");
-    let scaled = b.mul(x, w).unwrap();
+    let scaled = b.build(x * w).unwrap();
     b.origin("/inverse");
     let inverse = b.one(Unary::Reciprocal, &[scaled]).unwrap();
     b.origin("/log");

@@ -177,7 +177,7 @@ fn a_chain_rounds_what_it_passes_on() {
     let small = b.scalar(DType::BF16, 2f64.powi(-9)).unwrap();
     let sum = b.one(Binary::Add, &[x, small]).unwrap();
     let wide = b.one(Cast { to: DType::F32 }, &[sum]).unwrap();
-    let doubled = b.add(wide, wide).unwrap();
+    let doubled = b.build(wide + wide).unwrap();
     let narrow = b.one(Cast { to: DType::BF16 }, &[doubled]).unwrap();
     let root = b.one(Unary::Sqrt, &[narrow]).unwrap();
     b.finish();
@@ -211,7 +211,7 @@ fn states_are_stored_narrow_and_overflow_is_found() {
     let x = module.add_input("x", Type::of(DType::F16, &[2]), false);
     let mut b = Builder::new(&mut module, "test");
     b.origin("/square");
-    let square = b.mul(x, x).unwrap();
+    let square = b.build(x * x).unwrap();
     b.finish();
     module.add_output("square", square);
     let program = lower(&module, &LowerOptions::of(cpu::TARGET)).unwrap();

@@ -79,7 +79,7 @@ fn what_was_prepared_ends_with_the_last_reader_of_the_only_microbatch() {
     b.at(At::End(Phase::Prepare));
     let prepared = b.one(Unary::Neg, &[w]).expect("a number has a negative");
     b.at(At::End(Phase::Forward));
-    let result = b.add(prepared, x).expect("the shapes are equal");
+    let result = b.build(prepared + x).expect("the shapes are equal");
     b.tables().add_output("result", result);
     b.finish();
     let besides_states = |microbatches| {

@@ -34,7 +34,7 @@ pub(crate) fn training_program(seed: u64, dtype: DType, adam: bool) -> Module {
         let found = node.op.gradient(&mut b, refs, &d).expect("random programs are differentiable");
         for (&operand, gradient) in node.operands.iter().zip(found) {
             let Some(gradient) = gradient else { continue };
-            let sum = gradients.get(&operand).map_or(Ok(gradient), |&sum| b.add(sum, gradient));
+            let sum = gradients.get(&operand).map_or(Ok(gradient), |&sum| b.build(sum + gradient));
             gradients.insert(operand, sum.expect("gradients of one value have one type"));
         }
     }
@@ -184,11 +184,11 @@ fn states_are_written_when_nobody_reads_the_old_value_any_more() {
         [("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 4.0)].map(|(n, x)| state(n, x));
     let x = module.add_input("x", ty.clone(), true);
     let mut builder = Builder::new(&mut module, "test");
-    let carried = builder.add(old_d, x).unwrap();
-    let seen = builder.mul(carried, old_a).unwrap();
+    let carried = builder.build(old_d + x).unwrap();
+    let seen = builder.build(carried * old_a).unwrap();
     builder.at(At::End(Phase::Update));
-    let new_c = builder.add(old_c, old_a).unwrap();
-    let late = builder.mul(old_c, new_c).unwrap();
+    let new_c = builder.build(old_c + old_a).unwrap();
+    let late = builder.build(old_c * new_c).unwrap();
     builder.finish();
     for (id, output) in [(a, old_b), (b, old_a), (c, new_c), (d, carried)] {
         module.states[id].output = Some(output);

@@ -39,7 +39,7 @@ fn module() -> Module {
     b.at(At::End(Phase::Forward));
     let parts = [joined, half[2]].map(|w| b.one(Contract::new("ab,bc->ac"), &[x, w]).expect("a product"));
     let y = b.one(Concat { dim: 1 }, &parts).expect("they have as many rows");
-    let error = b.add(y, target).expect("the shapes are equal");
+    let error = b.build(y + target).expect("the shapes are equal");
     b.tables().add_output("y", y);
     b.at(At::End(Phase::Backward));
     let gradient = b.one(Contract::new("ba,bc->ac"), &[x, error]).expect("a product");

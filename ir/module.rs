@@ -21,7 +21,7 @@ pub struct Module {
     pub level: Level,
     /// The devices. In a pipeline, the devices of one stage.
     pub mesh: Mesh,
-    /// The stages, if the program has several.
+    /// The table of stages, if the program has several.
     pub pipeline: Option<StageTable>,
     /// Bytes of constants and initial states.
     pub data: PrimaryMap<DataId, Data>,

@@ -1,4 +1,4 @@
-//! Pipelines: the table of stages, the pipeline ranks that own them, and the order in which each rank works.
+//! The table of stages: the pipeline ranks that own them, and the order in which each rank works.
 //!
 //! Nodes and states name their stage. A program without a table of stages has a single stage, stage 0.
 
@@ -44,7 +44,7 @@ impl StageTable {
         self.delays.get(stage as usize).copied().unwrap_or(0)
     }
 
-    /// Returns the pipeline with the timetable of so many steps as one long step.
+    /// Returns the table with the timetable of so many steps as one long step.
     pub fn unrolled(&self, steps: u32) -> Self {
         let timetable = self.timetable.unrolled(self.microbatches, steps);
         Self { microbatches: self.microbatches * steps, timetable, ..self.clone() }

@@ -81,11 +81,17 @@ impl Tensor {
     /// Makes a tensor of equal elements, converted to the element type.
     pub fn splat(dtype: DType, sizes: Vec<usize>, value: f64) -> Self {
         let len = sizes.iter().product();
-        Self::of_numbers(dtype, sizes, std::iter::repeat_n(value, len))
+        // `vec!` of zeros takes memory that the system has cleared, without writing to it.
+        let elements = match dtype {
+            DType::Bool => Elements::Bool(vec![value != 0.0; len]),
+            dtype if dtype.is_float() => Elements::Float(vec![value; len]),
+            _ => Elements::Int(vec![value as i64; len]),
+        };
+        Self { dtype, sizes, elements }
     }
 
-    /// Makes a tensor from a number for each element, converted to the element type. Panics if the number of elements is not the product of
-    /// the sizes.
+    /// Makes a tensor from a number for each element, converted to the element type. Integers are truncated, and not wrapped to the range
+    /// of their type. Panics if the number of elements is not the product of the sizes.
     pub fn of_numbers(dtype: DType, sizes: Vec<usize>, numbers: impl IntoIterator<Item = f64>) -> Self {
         let numbers = numbers.into_iter();
         let elements = match dtype {

@@ -191,22 +191,16 @@ impl Generator<'_> {
     /// Adds a function whose operand must not be near zero, applied to `½ + sigmoid(x)`.
     fn positive(&mut self) -> Result<BoundedValue, TypeError> {
         let x = self.pick();
-        let sigmoid = self.b.build(Unary::Sigmoid.of(x.value))?;
-        let half = self.b.splat_like(sigmoid, 0.5)?;
-        let positive = self.b.build(sigmoid + half)?;
-        let value = match self.choices.below(6) {
-            0 => self.b.build(Unary::Log.of(positive))?,
-            1 => self.b.build(Unary::Sqrt.of(positive))?,
-            2 => self.b.build(Unary::Rsqrt.of(positive))?,
-            3 => self.b.build(Unary::Reciprocal.of(positive))?,
-            4 => self.b.build(Unary::Exp.of(positive))?,
-            _ => {
-                let power = self.choices.of(&[0.5, 1.5, 2.0, 3.0]);
-                let power = self.b.splat_like(positive, power)?;
-                self.b.build(Binary::Pow.of(positive, power))?
-            }
+        let positive = self.b.build(Unary::Sigmoid.of(x.value) + 0.5)?;
+        let function = match self.choices.below(6) {
+            0 => Unary::Log.of(positive),
+            1 => Unary::Sqrt.of(positive),
+            2 => Unary::Rsqrt.of(positive),
+            3 => Unary::Reciprocal.of(positive),
+            4 => Unary::Exp.of(positive),
+            _ => Binary::Pow.of(positive, self.choices.of(&[0.5, 1.5, 2.0, 3.0])),
         };
-        Ok(BoundedValue { value, bound: 4.5 })
+        Ok(BoundedValue { value: self.b.build(function)?, bound: 4.5 })
     }
 
     fn binary(&mut self) -> Result<BoundedValue, TypeError> {
@@ -225,9 +219,7 @@ impl Generator<'_> {
             1 => (Binary::Sub, x.bound + y.bound),
             2 => (Binary::Mul, x.bound * y.bound),
             _ => {
-                let sigmoid = self.b.build(Unary::Sigmoid.of(y.value))?;
-                let half = self.b.splat_like(sigmoid, 0.5)?;
-                let positive = self.b.build(sigmoid + half)?;
+                let positive = self.b.build(Unary::Sigmoid.of(y.value) + 0.5)?;
                 return Ok(BoundedValue { value: self.b.build(x.value / positive)?, bound: 2.0 * x.bound });
             }
         };
@@ -411,7 +403,6 @@ impl Generator<'_> {
         let dim = self.choices.below(sizes.len());
         let index = self.b.one_typed(Iota { dim: dim as u32 }, &[], Type::of(DType::I64, &sizes))?;
         let limit = self.choices.below(sizes[dim] as usize + 1) as f64;
-        let limit = self.b.splat_like(index, limit)?;
         let condition = self.b.build(Compare::Less.of(index, limit))?;
         let y = self.find(|other| other == sizes).unwrap_or(x);
         let value = self.b.build(Select.of(condition, x.value, y.value))?;

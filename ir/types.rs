@@ -176,8 +176,8 @@ impl TypeError {
     }
 }
 
-/// Returns a [`TypeError`] with this message from the function unless the condition holds. The function may have an error that can be
-/// made of a type error.
+/// Returns a [`TypeError`] with this message from the function, unless the condition holds. The function's error type implements
+/// `From<TypeError>`.
 #[macro_export]
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {

@@ -34,6 +34,7 @@ mod forms_tests;
 mod functions;
 mod gate;
 mod generate;
+mod heads;
 mod honoured;
 mod indexing;
 mod integers;

@@ -79,7 +79,7 @@ impl Arguments {
 }
 
 /// The options of a pass while they are read from text, or written as text. [`crate::Transform::options`] names each option once, for
-/// both. An option that is not given keeps its value.
+/// both. Reading starts from the pass's `Default`. A list or an optional value that is not given becomes empty.
 pub struct Options<'a> {
     arguments: &'a mut Arguments,
     is_reading: bool,

@@ -25,7 +25,7 @@ use ir::{
 use std::fmt;
 use std::str::FromStr;
 
-/// The pass.
+/// The pass. Its default is not valid before `ranks` is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CompressGradients {
     /// The method.

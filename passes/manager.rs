@@ -33,7 +33,7 @@ pub struct Manager {
     pub runs: Runs,
 }
 
-/// The number of runs of each pass. A manager counts together with its clones and with its managers for trials.
+/// The number of runs of each pass. A manager counts together with its clones and with its managers for trials. Tests compare these counts.
 #[derive(Clone, Debug, Default)]
 pub struct Runs(Arc<Mutex<BTreeMap<&'static str, usize>>>);
 

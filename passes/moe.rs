@@ -28,7 +28,7 @@ use ir::{Builder, Changed, Diagnostic, Level, Module, Op, Role, View};
 use std::collections::BTreeSet;
 
 /// The pass.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Moe {
     /// The number of experts in a block.
     pub experts: u64,
@@ -46,6 +46,22 @@ pub struct Moe {
     pub seed: u64,
     /// The rule by which tokens and experts meet.
     pub routing: Routing,
+}
+
+/// Not valid before `experts` is set.
+impl Default for Moe {
+    fn default() -> Self {
+        Self {
+            experts: 0,
+            every: 1,
+            hidden: None,
+            start: ExpertStart::Copies,
+            noise: 0.0,
+            shared: false,
+            seed: 0,
+            routing: Routing::default(),
+        }
+    }
 }
 
 /// The weights of experts before step 0.

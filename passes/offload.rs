@@ -98,12 +98,13 @@ impl Transform for Offload {
     const NEEDED: bool = false;
 
     fn options(&mut self, options: &mut Options) {
-        let Classes { optimizer, parameters, gradients, activations, embeddings } = &mut self.classes;
-        options.flag("optimizer", optimizer);
-        options.flag("parameters", parameters);
-        options.flag("gradients", gradients);
-        options.flag("activations", activations);
-        options.flag("embeddings", embeddings);
+        for (class, name) in Classes::ALL {
+            let mut leaves = self.classes.with(class) == self.classes;
+            options.flag(name, &mut leaves);
+            if leaves {
+                self.classes = self.classes.with(class);
+            }
+        }
         options.value("keep", &mut self.keep, 0);
         options.value("stay", &mut self.stay, 0);
         options.value("least", &mut self.least, Self::default().least);
@@ -132,6 +133,13 @@ pub struct Decision {
     pub activations: Vec<ValueId>,
     /// The look-ups in embeddings and their gradients, which compute on the host.
     pub embeddings: Vec<NodeId>,
+}
+
+impl Decision {
+    /// Whether no value leaves the device.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Chooses the values that leave the device.

@@ -13,7 +13,8 @@ pub trait Transform: Clone + Default {
     /// Whether a program is wrong or incomplete if this pass is skipped.
     const NEEDED: bool;
 
-    /// Names each option, for reading and for writing. A pass without options names nothing.
+    /// Names each option, for reading and for writing. A pass without options names nothing. The defaults are those of `Default`. Writing
+    /// runs on a copy.
     fn options(&mut self, _: &mut Options) {}
 
     /// Changes the module. An error is the user's fault or a limit of the compiler, never a broken module.

@@ -106,7 +106,7 @@ impl Transform for Precision {
         let scaler = scaled.then(|| scaling::scale_backward(module, &self.scaling)).transpose()?;
         let decision = decide(module, self.compute)?;
         let changed = casts::apply(module, &decision, self.grad_dtype)?;
-        cx.reports.precision = (self.compute != DType::F32).then_some(decision.report);
+        cx.reports.precision = (self.compute != DType::F32).then(|| decision.report());
         if let Some(scaler) = scaler {
             scaling::build_update(module, &self.scaling, scaler)?;
         }

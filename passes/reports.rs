@@ -56,7 +56,7 @@ pub struct LossReport {
 /// not counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PrecisionReport {
-    /// The half type: `bf16` or `fp16`.
+    /// The half type: `bf16` or `f16`.
     pub half: String,
     /// The number of nodes that compute in half, by operator.
     pub in_half: BTreeMap<&'static str, usize>,

@@ -30,7 +30,7 @@ use ir::factors::FactorKind;
 use ir::{At, AxisRole, Builder, Changed, Diagnostic, Level, Mesh, Module, NodeId, NodeRef, Operator};
 use propagation::{Layouts, Rules};
 
-/// The pass.
+/// The pass `spmd`. `spmd(mesh=dp:2*tp:2, zero=1, sequence-parallel, shard="h.*.weight=-,tp")`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spmd {
     /// The axes of the mesh, outermost first.

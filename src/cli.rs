@@ -90,7 +90,13 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let launched = if is_launched { Launched::of_process() } else { Ok(None) };
     let launched = match launched {
         Ok(launched) => launched,
-        Err(error) => return report::finish(Err(error.into())),
+        // `--help` and wrong flags come first.
+        Err(error) => {
+            return match command().try_get_matches_from(&arguments) {
+                Ok(_) => report::finish(Err(error.into())),
+                Err(usage) => report::finish_parse_error(usage.into(), true),
+            };
+        }
     };
     let is_first = launched.is_none_or(|launched| launched.rank == 0);
     match Cli::parse_launched(arguments, launched.as_ref()) {
@@ -105,6 +111,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
         Err(error) => report::finish_parse_error(error, is_first),
     }
+}
+
+/// The command line, with the rules between flags that clap knows.
+pub fn command() -> clap::Command {
+    Cli::command().mut_subcommands(with_exclusions)
 }
 
 impl Cli {
@@ -128,7 +139,7 @@ impl Cli {
         launched: Option<&Launched>,
     ) -> Result<Self, ParseError> {
         let mut arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-        let mut command = Self::command().mut_subcommands(with_exclusions);
+        let mut command = command();
         let mut matches = command.try_get_matches_from_mut(&arguments)?;
         let mut notes = None;
         let line = CommandLine::new(&command, &matches, launched.map(|launched| launched.ranks));
@@ -142,8 +153,10 @@ impl Cli {
         let mut cli = Self { notes, ..Self::from_arg_matches(&matches)? };
         if let (Command::Compile(compile), Some(launched)) = (&mut cli.command, launched) {
             compile.settings.adapt_to(launched).map_err(|error| ParseError::Rules(vec![error]))?;
+            compile.launched = Some(*launched);
         }
-        let mut errors = check_names(&CommandLine::new(&command, &matches, None).names());
+        let line = CommandLine::new(&command, &matches, None);
+        let mut errors = check_names(&line.names(), |flag| line.has(flag));
         errors.extend(cli.command.check());
         if errors.is_empty() { Ok(cli) } else { Err(ParseError::Rules(errors)) }
     }

@@ -29,6 +29,7 @@ pub struct Source {
     pub model: Model,
     /// The program, at level `imported`, with the facts that the import found about its tensors.
     pub imported: Imported,
+    /// The passes that compilations of this source share.
     trail: Trail,
 }
 
@@ -213,7 +214,8 @@ impl Forward {
                 .run(manager, &rest, module, cx, |i, name, module| after(done + i + 1, name, module))?;
             Ok(made)
         };
-        let Attempt { plan, stages, module, mut cx, timings: of_rest } = fit(plan, &forward, attempt)?;
+        let Attempt { plan, stages, module, mut cx, timings: of_rest } =
+            fit(plan, &forward, manager, attempt)?;
         timings.extend(of_rest);
         follow_padding(&mut cx.reports.parameters, &forward, &module);
         let (mut evaluation, rest) = (module.clone(), plan.training());

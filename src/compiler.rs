@@ -32,7 +32,8 @@ pub type Observer<'a> = &'a mut dyn FnMut(usize, &str, &Module);
 /// # Errors
 /// A file that cannot be read; a pattern of parameters that matches no tensor.
 pub fn open(job: &Job) -> Result<Model, Failure> {
-    compilation::open_asking(&job.model, job.flags.optimizer.untied, &job.flags.optimizer.train_also)
+    let (path, untied, train_also) = job.file();
+    compilation::open_asking(path, untied, train_also)
 }
 
 /// Returns the sizes that the job gives to dims of the model.

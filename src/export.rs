@@ -20,8 +20,8 @@ use passes::reports::{ParameterReport, RowRole};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// A source of the trained values: the value of the state of a name (little endian, row-major), or `None` if there is no such state. Values
-/// of a checkpoint are read one after the other.
+/// A function from the name of a state to its trained value (little endian, row-major). It returns `None` if there is no such state, and an
+/// error if the value cannot be read.
 pub type TrainedStates<'s> = &'s dyn Fn(&str) -> Result<Option<Bytes>, Diagnostic>;
 
 /// Whole tensors of the file by their names: little endian, row-major, in the file's element type.

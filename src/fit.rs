@@ -153,7 +153,7 @@ impl Fit {
         let [budget, unconstrained, peak] = [budget, unconstrained, self.peaks.device].map(bytes);
         let is_compressed = self.candidate.compress.is_some();
         let forms = if is_compressed { "activations are compressed without loss, and " } else { "" };
-        if time == 0 {
+        if self.candidate.recompute.is_none() {
             return write!(f, "memory: {peak} of {budget}; {forms}nothing is computed again");
         }
         write!(
@@ -307,6 +307,11 @@ impl Search<'_> {
         Ok(compress.filter(|_| made.is_compressed()))
     }
 
+    /// Bytes that the programs may take on the device.
+    fn device_budget(&self) -> u64 {
+        self.tiers.budgets.device.map_or(u64::MAX, |Budget(bytes)| bytes)
+    }
+
     /// Whether a program fits, if all its states on the host move into the file.
     fn fits(&self, tried: &Tried) -> bool {
         let Peaks { device, host, host_states, .. } = tried.peaks;
@@ -317,10 +322,9 @@ impl Search<'_> {
 
     /// The result for a candidate.
     fn found(&mut self, tried: Tried, on_device: Option<OnDevice>) -> Result<Fit, Failure> {
-        let Tried { mut candidate, peaks, .. } = tried;
+        let Tried { candidate, peaks, .. } = tried;
         let made = self.measure.made(&candidate)?;
-        // All activations that have a form without loss may already be computed again.
-        candidate.compress = candidate.compress.filter(|_| made.is_compressed());
+        let candidate = made.without_idle(&candidate);
         let (picoseconds, tries) = (made.picoseconds, self.measure.tried.len());
         Ok(Fit { candidate, peaks, picoseconds, tries, on_device })
     }

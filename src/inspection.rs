@@ -20,7 +20,6 @@ pub mod step;
 mod text;
 pub mod why;
 
-pub use crate::plan::{Share, Shares};
 pub use after::program_after;
 pub use compressed::{compressed_activations, compressed_gradients};
 pub use dot::dot;
@@ -317,8 +316,11 @@ impl Inspection {
         self.step = Some(StepFacts::of(&step, compilation, &programs, microbatches, machine)?);
         self.warnings.extend(compilation.doubt(microbatches).cloned());
         self.support = Support::Trainable;
-        if device != planned_on {
+        if device != planned_on && question.lists_memory {
             programs = Programs::lower_on(compilation, microbatches, device)?;
+        } else if device != planned_on {
+            (programs.training, programs.target) =
+                training::lower_step_on(training.clone(), microbatches, compilation.update, device)?;
         }
         self.pipeline = PipelineFacts::of_programs(&step, &programs.training, programs.target, machine)?;
         if let Some(machine) = machine.filter(|_| self.pipeline.is_none()) {

@@ -3,7 +3,7 @@
 use ir::random::philox;
 
 /// Flags that change the numbers: the run on one device has them too.
-pub const SHARED: [&[&str]; 4] = [
+const SHARED: [&[&str]; 4] = [
     &["", "", "--bf16", "--fp16 --loss-scale 128"],
     &[
         "--optimizer sgd",
@@ -38,7 +38,7 @@ pub const MESHES: [(&str, u64); 13] = [
 ];
 
 /// Flags that may change only the last bits.
-pub const ALONE: [&[&str]; 6] = [
+const ALONE: [&[&str]; 6] = [
     &["", "--zero 0", "--zero 1", "--zero 2", "--zero 3"],
     &[
         "",
@@ -67,18 +67,21 @@ pub const ALONE: [&[&str]; 6] = [
     &["", "", "--sequence-parallel", "--update early"],
 ];
 
-/// The models, each with the batch sizes that it accepts.
-const MODELS: [(&str, &[u64]); 9] = [
-    ("models/mlp.dynamo", &[4, 8]),
-    ("models/parted-loss.dynamo", &[4, 8]),
-    ("models/quotient-loss.dynamo", &[4, 8]),
-    ("models/gpt2.dynamo", &[4, 8]),
-    ("models/gpt2-fp16.dynamo", &[4, 8]),
-    ("models/llama.dynamo", &[4, 8]),
-    ("models/mixtral.dynamo", &[4, 8]),
-    ("models/bert.dynamo", &[4, 8]),
-    ("models/resnet.legacy-trainmode", &[4, 8]),
+/// The models.
+const MODELS: [&str; 9] = [
+    "models/mlp.dynamo",
+    "models/parted-loss.dynamo",
+    "models/quotient-loss.dynamo",
+    "models/gpt2.dynamo",
+    "models/gpt2-fp16.dynamo",
+    "models/llama.dynamo",
+    "models/mixtral.dynamo",
+    "models/bert.dynamo",
+    "models/resnet.legacy-trainmode",
 ];
+
+/// The batch sizes, which all models accept.
+const BATCHES: [u64; 2] = [4, 8];
 
 /// Flags that only some models take, and the batch.
 const OTHERS: [&[&str]; 5] = [
@@ -115,12 +118,12 @@ impl RandomFlags {
             drawn += 1;
             philox(seed, [drawn, 0, 0, 12])[0] as usize % count
         };
-        let (model, batches) = MODELS[draw(MODELS.len())];
+        let model = MODELS[draw(MODELS.len())];
         let shared = draw_shared(&mut draw);
         let (mesh, data_ranks) =
             MESHES[draw(if model.contains("mixtral") { MESHES.len() } else { MESHES.len() - 3 })];
         let own = draw_alone((mesh, data_ranks), &shared, &mut draw).join(" ");
-        let batch = batches[draw(batches.len())];
+        let batch = BATCHES[draw(BATCHES.len())];
         let others: Vec<&str> = OTHERS.iter().map(|axis| axis[draw(axis.len())]).collect();
         let flags = format!(
             "{} {own} {} --microbatch {} --seed {}",
@@ -142,13 +145,13 @@ impl RandomFlags {
     }
 }
 
-/// Draws one flag of each axis of [`SHARED`].
+/// Draws shared flags, one of each axis. They change the numbers, and the run on one device has them too.
 pub fn draw_shared(draw: &mut impl FnMut(usize) -> usize) -> Vec<&'static str> {
     SHARED.iter().map(|axis| axis[draw(axis.len())]).collect()
 }
 
-/// Draws flags of [`ALONE`] that fit a mesh and the shared flags. Drawing from all six axes at once would mostly give commands that are
-/// refused.
+/// Draws flags that may change only the last bits, and that fit a mesh and the shared flags. Drawing from all six axes at once would
+/// mostly give commands that are refused.
 pub fn draw_alone(
     (mesh, data_ranks): (&str, u64),
     shared: &[&str],

@@ -11,7 +11,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 pub enum Formula {
     /// A value of the program.
     Value(ValueId),
-    /// A number, of the element type of the last other operand of its operator.
+    /// A number, of the element type of the last other operand of its operator. The condition of a select does not count.
     Number(f64),
     /// An operator with one result.
     Node(Box<Op>, Vec<Formula>),
@@ -38,20 +38,21 @@ impl Builder<'_> {
     }
 
     fn build_node(&mut self, op: Op, operands: Vec<Formula>) -> Result<ValueId, TypeError> {
-        let mut values = Vec::with_capacity(operands.len());
-        for operand in operands {
-            values.push(match operand {
-                Formula::Number(number) => Err(number),
-                formula => Ok(self.build(formula)?),
-            });
-        }
-        let typed = values.iter().rev().find_map(|value| value.ok());
-        let operand = |value: Result<ValueId, f64>| match (value, typed) {
-            (Ok(value), _) => Ok(value),
-            (Err(number), Some(typed)) => self.splat_like(typed, number),
-            (Err(number), None) => self.build(number),
-        };
-        let operands = values.into_iter().map(operand).collect::<Result<Vec<_>, _>>()?;
+        let others = operands.into_iter().map(|operand| match operand {
+            Formula::Number(_) => Ok(operand),
+            other => self.build(other).map(Formula::Value),
+        });
+        let operands = others.collect::<Result<Vec<_>, _>>()?;
+        let conditions = usize::from(matches!(op, Op::Select(_)));
+        let typed = operands.iter().skip(conditions).rev().find_map(|operand| match operand {
+            Formula::Value(value) => Some(*value),
+            _ => None,
+        });
+        let operands = operands.into_iter().map(|operand| match (operand, typed) {
+            (Formula::Number(number), Some(typed)) => self.splat_like(typed, number),
+            (operand, _) => self.build(operand),
+        });
+        let operands = operands.collect::<Result<Vec<_>, _>>()?;
         self.one(op, &operands)
     }
 }
@@ -146,37 +147,49 @@ impl Neg for Formula {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Module, Type};
+    use crate::{Module, Node, Type};
 
-    /// Returns the names of the operators that a formula over two values adds, in order, and the text of the program.
-    fn built(formula: impl FnOnce(ValueId, ValueId) -> Formula) -> Result<Vec<&'static str>, TypeError> {
+    /// Returns the operators that a formula over two values adds, in order. The operands are inputs and names of operators.
+    fn built(formula: impl FnOnce(ValueId, ValueId) -> Formula) -> Result<Vec<String>, TypeError> {
         let mut module = Module::new("formula");
         let [x, y] = ["x", "y"].map(|name| module.add_input(name, Type::of(DType::F32, &[2]), false));
         let mut b = Builder::new(&mut module, "test");
         b.build(formula(x, y))?;
         b.finish();
-        Ok(module.nodes().map(|(_, node)| node.op.name()).collect())
+        let input = |value: ValueId| if value == x { "x" } else { "y" };
+        let name = |&value: &ValueId| module.producer(value).map_or(input(value), |node| node.op.name());
+        let text = |node: &Node| {
+            let operands: Vec<&str> = node.operands.iter().map(name).collect();
+            format!("{}({})", node.op.name(), operands.join(", "))
+        };
+        Ok(module.nodes().map(|(_, node)| text(node)).collect())
     }
 
     #[test]
     fn operators_are_added_in_the_order_in_which_they_are_read() {
-        let names = built(|x, y| -x * Unary::Exp.of(y) - x / y).unwrap();
-        assert_eq!(names, ["neg", "exp", "mul", "div", "sub"]);
+        let nodes = built(|x, y| -x * Unary::Exp.of(y) - x / y).unwrap();
+        assert_eq!(nodes, ["neg(x)", "exp(y)", "mul(neg, exp)", "div(x, y)", "sub(mul, div)"]);
+        assert_eq!(built(|x, _| 1.0 - -x).unwrap(), ["neg(x)", "splat()", "sub(splat, neg)"]);
     }
 
     #[test]
     fn a_number_has_the_type_of_the_operand_beside_it() {
-        assert_eq!(built(|x, _| 1.0 - x).unwrap(), ["splat", "sub"]);
-        let names = built(|x, y| Select.of(Compare::Less.of(x, y), 0.0, y)).unwrap();
-        assert_eq!(names, ["less", "splat", "select"]);
-        // A condition is the only other operand, and bools are not numbers.
-        assert!(built(|x, y| Select.of(Compare::Less.of(x, y), 0.0, 1.0) * x).is_err());
+        assert_eq!(built(|x, _| 1.0 - x).unwrap(), ["splat()", "sub(splat, x)"]);
+        let nodes = built(|x, y| Select.of(Compare::Less.of(x, y), 0.0, y)).unwrap();
+        assert_eq!(nodes, ["less(x, y)", "splat()", "select(less, splat, y)"]);
+    }
+
+    #[test]
+    fn a_number_does_not_have_the_type_of_a_condition() {
+        assert!(built(|x, y| Select.of(Compare::Less.of(x, y), 0.0, 1.0)).is_err());
+        let nodes = built(|x, y| Select.of(Compare::Less.of(x, y), Compare::Equal.of(x, y), 0.0)).unwrap();
+        assert_eq!(nodes, ["less(x, y)", "equal(x, y)", "splat()", "select(less, equal, splat)"]);
     }
 
     #[test]
     fn a_conversion_to_the_same_type_is_no_operator() {
-        assert_eq!(built(|x, y| (x + y).cast(DType::F32)).unwrap(), ["add"]);
-        assert_eq!(built(|x, y| (x + y).cast(DType::F64)).unwrap(), ["add", "cast"]);
+        assert_eq!(built(|x, y| (x + y).cast(DType::F32)).unwrap(), ["add(x, y)"]);
+        assert_eq!(built(|x, y| (x + y).cast(DType::F64)).unwrap(), ["add(x, y)", "cast(add)"]);
     }
 
     #[test]

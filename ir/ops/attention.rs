@@ -161,7 +161,7 @@ impl<'a> Scores<'a> {
 }
 
 impl Operator for Attention {
-    /// A query reads the keys up to its own place.
+    // Depends on the place of a part if causal: a query reads the keys up to its own place.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Query, OperandRole::Key, OperandRole::Value, OperandRole::Mask])
             .optional(OperandRole::Mask)
@@ -284,14 +284,14 @@ fn flops(causal: bool, signature: &Signature, over_q: u64, over_v: u64) -> Cost 
 }
 
 impl Operator for AttentionGrad {
-    /// A query reads the keys up to its own place.
-    /// The sums of exponentials are f32 in any case.
+    // Depends on the place of a part if causal: a query reads the keys up to its own place. Reads the sums of exponentials in f32, which they
+    // are in any case.
     fn facts(&self) -> Facts {
         use OperandRole::*;
         Operands::new(&[Query, Key, Value, Mask, Output, LogSumExp, Gradient])
-            .optional(OperandRole::Mask)
+            .optional(Mask)
             .facts(self.causal, PrecisionClass::Half)
-            .reading(&[(OperandRole::Mask, Reads::Any), (OperandRole::LogSumExp, Reads::Full)])
+            .reading(&[(Mask, Reads::Any), (LogSumExp, Reads::Full)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {

@@ -61,6 +61,11 @@ impl Contract {
         }
     }
 
+    /// Whether the contraction is a dot product, or a batch of dot products: it has neither rows nor columns.
+    fn is_dot(&self) -> bool {
+        self.out.0.iter().all(|label| self.lhs.0.contains(label) && self.rhs.0.contains(label))
+    }
+
     fn check(&self) -> Result<(), TypeError> {
         let all = [&self.lhs, &self.rhs, &self.out];
         for labels in all {
@@ -80,10 +85,9 @@ impl Contract {
 }
 
 impl Operator for Contract {
-    /// A dot product is a sum over many elements, which matrix units do not speed up.
+    // Full precision for dot products: they are sums over many elements, which matrix units do not speed up.
     fn facts(&self) -> Facts {
-        let is_dot = self.out.0.iter().all(|l| self.lhs.0.contains(l) && self.rhs.0.contains(l));
-        let class = if is_dot { PrecisionClass::Full } else { PrecisionClass::Half };
+        let class = if self.is_dot() { PrecisionClass::Full } else { PrecisionClass::Half };
         Operands::new(&[OperandRole::Lhs, OperandRole::Rhs]).anywhere(class)
     }
 

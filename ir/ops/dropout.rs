@@ -25,7 +25,7 @@ pub struct Dropout {
 }
 
 impl Operator for Dropout {
-    /// A random number depends on the place of its element in the whole tensor.
+    // Depends on the place of a part: a random number belongs to the place of its element in the whole tensor.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Samples])
             .optional(OperandRole::Samples)

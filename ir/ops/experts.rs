@@ -21,7 +21,7 @@ pub struct Experts {
 pub struct ExpertsGrad;
 
 impl Operator for Experts {
-    /// Indices count all experts.
+    // Depends on the place of a part: indices count all experts.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Weight, OperandRole::Indices])
             .by_place(PrecisionClass::Half)
@@ -79,7 +79,7 @@ impl Operator for Experts {
 }
 
 impl Operator for ExpertsGrad {
-    /// Indices count all experts.
+    // Depends on the place of a part: indices count all experts.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Indices, OperandRole::Lhs, OperandRole::Rhs])
             .by_place(PrecisionClass::Half)

@@ -26,23 +26,17 @@ impl Facts {
 
 impl Operands {
     /// Declares an operator with these operands, whose numbers depend on the places of parts or not.
-    pub fn facts(self, depends_on_position: bool, precision: impl Into<Precision>) -> Facts {
-        Facts { operands: self, depends_on_position, precision: precision.into() }
+    pub fn facts(self, depends_on_position: bool, class: PrecisionClass) -> Facts {
+        Facts { operands: self, depends_on_position, precision: Precision::of(class) }
     }
 
     /// Declares an operator with these operands, whose numbers do not depend on the places of parts.
-    pub fn anywhere(self, precision: impl Into<Precision>) -> Facts {
-        self.facts(false, precision)
+    pub fn anywhere(self, class: PrecisionClass) -> Facts {
+        self.facts(false, class)
     }
 
     /// Declares an operator with these operands, whose numbers depend on the places of parts.
-    pub fn by_place(self, precision: impl Into<Precision>) -> Facts {
-        self.facts(true, precision)
-    }
-}
-
-impl From<PrecisionClass> for Precision {
-    fn from(class: PrecisionClass) -> Self {
-        Self::of(class)
+    pub fn by_place(self, class: PrecisionClass) -> Facts {
+        self.facts(true, class)
     }
 }

@@ -120,7 +120,7 @@ fn gather_offsets(data: &[usize], indices: &[i64], dim: u32, span: Span) -> Vec<
 }
 
 impl Operator for Gather {
-    /// Indices count along the whole dim.
+    // Depends on the place of a part: indices count along the whole dim.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Indices]).by_place(PrecisionClass::Lookup)
     }
@@ -164,7 +164,7 @@ fn reading(signature: &Signature) -> Cost {
 }
 
 impl Operator for GatherGrad {
-    /// Indices count along the whole dim.
+    // Depends on the place of a part: indices count along the whole dim.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Indices, OperandRole::Gradient]).by_place(PrecisionClass::Full)
     }
@@ -208,7 +208,7 @@ impl Operator for GatherGrad {
 }
 
 impl Operator for GatherElements {
-    /// Indices count along the whole dim.
+    // Depends on the place of a part: indices count along the whole dim.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Indices]).by_place(PrecisionClass::Lookup)
     }

@@ -157,13 +157,13 @@ impl CrossEntropy {
 }
 
 impl Operator for CrossEntropyGrad {
-    /// Labels count along the whole dim.
-    /// The sums of exponentials and the gradient of a loss are f32 in any case.
+    // Depends on the place of a part: labels count along the whole dim. Reads some operands in f32: the sums of exponentials and the gradient of a
+    // loss are f32 in any case.
     fn facts(&self) -> Facts {
         use OperandRole::*;
         Operands::new(&[Data, Labels, LogSumExp, Gradient])
             .by_place(PrecisionClass::Follow)
-            .reading(&[(OperandRole::LogSumExp, Reads::Full), (OperandRole::Gradient, Reads::Full)])
+            .reading(&[(LogSumExp, Reads::Full), (Gradient, Reads::Full)])
     }
 
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {

@@ -20,8 +20,8 @@ pub struct RandomUniform {
 }
 
 impl Operator for RandomUniform {
-    /// A random number depends on the place of its element in the whole tensor.
-    /// In half, numbers near 1 would be rounded up to 1.
+    // Depends on the place of a part: a random number belongs to the place of its element in the whole tensor. Full precision: in half,
+    // numbers near 1 would be rounded up to 1.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Samples]).optional(OperandRole::Samples).by_place(PrecisionClass::Full)
     }

@@ -1,6 +1,7 @@
 //! Reductions over dims, and the running sum.
 
-use super::elementwise::{Binary, Compare, Select, wrap};
+use super::elementwise::{Binary, wrap};
+use super::scatter::hits;
 use super::*;
 use crate::tensor::{Elements, offsets, strides};
 use crate::{DType, Dim, Dims};
@@ -146,8 +147,7 @@ impl Operator for Reduce {
             }
             ReduceKind::Max | ReduceKind::Min => {
                 let y = b.reshape(y, kept)?;
-                let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
-                let hit = b.build(Select.of(Compare::Equal.of(x, y), one, zero))?;
+                let hit = hits(b, x, y)?;
                 let hits =
                     b.one(Self { kind: ReduceKind::Sum, dims: self.dims.clone(), keep: true }, &[hit])?;
                 b.build(hit * (dy / hits))?

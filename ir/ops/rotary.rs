@@ -38,7 +38,7 @@ impl Rotary {
 }
 
 impl Operator for Rotary {
-    /// The tables may have another type than the data that they rotate.
+    // Reads the tables in f32: they may have another type than the data that they rotate.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Cosines, OperandRole::Sines])
             .anywhere(PrecisionClass::Half)

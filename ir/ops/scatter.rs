@@ -100,12 +100,12 @@ impl ScatterKind {
         }
     }
 
-    /// Returns the types of a scatter of this kind. Sums and products may leave the range of half.
-    fn precision(self) -> Precision {
-        Precision::of(match self {
+    /// Returns the precision of a scatter of this kind. Sums and products may leave the range of half.
+    fn precision(self) -> PrecisionClass {
+        match self {
             Self::Set | Self::Max | Self::Min => PrecisionClass::Follow,
             Self::Add | Self::Mul => PrecisionClass::Full,
-        })
+        }
     }
 
     /// Declares the operands in which a scatter of this kind is linear.
@@ -196,7 +196,7 @@ impl ScatterKind {
 }
 
 /// Returns 1 where two tensors are equal, else 0.
-fn hits(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
+pub(super) fn hits(b: &mut Builder, x: ValueId, y: ValueId) -> Result<ValueId, TypeError> {
     let (one, zero) = (b.splat_like(x, 1.0)?, b.splat_like(x, 0.0)?);
     b.build(Select.of(Compare::Equal.of(x, y), one, zero))
 }
@@ -265,7 +265,7 @@ fn sums(cx: &Interp, offsets: Vec<Option<usize>>) -> Vec<Tensor> {
 }
 
 impl Operator for ScatterElements {
-    /// Indices count along the whole dim.
+    // Depends on the place of a part: indices count along the whole dim.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Data, OperandRole::Indices, OperandRole::Updates])
             .by_place(self.kind.precision())
@@ -365,7 +365,7 @@ impl Operator for ScatterNd {
 }
 
 impl Operator for GatherElementsGrad {
-    /// Indices count along the whole dim.
+    // Depends on the place of a part: indices count along the whole dim.
     fn facts(&self) -> Facts {
         Operands::new(&[OperandRole::Indices, OperandRole::Gradient]).by_place(PrecisionClass::Full)
     }

@@ -180,7 +180,7 @@ impl Parser<'_> {
         }
         self.expect('{')?;
         if self.accept_word("pipeline") {
-            self.module.pipeline = Some(self.pipeline()?);
+            self.module.pipeline = Some(self.stage_table()?);
         }
         while self.accept_word("data") {
             self.data()?;
@@ -220,7 +220,7 @@ impl Parser<'_> {
     }
 
     /// Parses `NAME microbatches N stages [0, 1] { rank F0.0 … rank F1.0 … }`.
-    fn pipeline(&mut self) -> Result<StageTable, Diagnostic> {
+    fn stage_table(&mut self) -> Result<StageTable, Diagnostic> {
         let schedule = self.name("the name of a schedule")?;
         self.expect_word("microbatches")?;
         let microbatches = self.number("the number of microbatches")?;

@@ -1,11 +1,10 @@
 //! Attention as a single node (opset 23).
 
-use super::arithmetic::Built;
 use super::attention_mask::mask;
 use super::call::Call;
 use super::composed_attention::{Scores, attend};
 use super::context::{Context, Entry, Outputs, Problem};
-use super::contrib_attention::merge_heads;
+use super::heads::{merge_heads, split_heads_by_attribute};
 use ir::ops::Float;
 use ir::ops::attention::Attention;
 use ir::ops::shape::Concat;
@@ -24,7 +23,7 @@ pub(super) fn attention(cx: &mut Context, call: &Call) -> Outputs {
     let mut operands = inputs;
     if flat {
         for (operand, heads) in operands.iter_mut().zip(heads) {
-            *operand = split_heads(cx, *operand, heads)?;
+            *operand = split_heads_by_attribute(cx, *operand, heads)?;
         }
     }
     let [q, k, v] = operands;
@@ -65,18 +64,4 @@ fn after_past(cx: &mut Context, call: &Call, i: usize, x: ValueId) -> Result<(Va
     ensure!(cx.ty(past).ndim() == 4, "the past key or value is {}; it must have four dims", cx.ty(past));
     let length = cx.bound(past, 2, "counts")?;
     Ok((cx.b.one(Concat { dim: 2 }, &[past, x])?, length))
-}
-
-/// Reshapes `[batch, sequence, heads·width]` to `[batch, heads, sequence, width]`.
-pub(super) fn split_heads(cx: &mut Context, x: ValueId, heads: Option<i64>) -> Built {
-    let ty = cx.ty(x).clone();
-    let heads = heads.and_then(|heads| u64::try_from(heads).ok()).filter(|&heads| heads > 0);
-    let heads = Dim::known(heads.ok_or_else(|| {
-        Problem::new("inputs of three dims need the number of heads, and the node does not give it")
-    })?);
-    let width = ty.dims[2].quotient(&heads);
-    let width = width
-        .ok_or_else(|| Problem::new(format!("the last dim of {ty} is not a multiple of {heads} heads")))?;
-    let split = cx.b.reshape(x, [ty.dims[0].clone(), ty.dims[1].clone(), heads, width])?;
-    Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
 }

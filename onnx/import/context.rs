@@ -179,7 +179,7 @@ impl Context<'_> {
         ints.numbers().map(Some).ok_or_else(unbound)
     }
 
-    /// Returns known numbers that are an attribute in older operator sets, and an input in newer ones.
+    /// Returns known numbers that are an attribute in older operator sets, and an input in newer ones. `None` if the node has neither.
     pub(super) fn attribute_or_input(
         &self,
         call: &Call,
@@ -264,6 +264,16 @@ pub(super) fn dim(axis: i64, ndim: usize) -> Option<u32> {
     let ndim = i64::try_from(ndim).ok()?;
     let dim = if axis < 0 { axis + ndim } else { axis };
     (0..ndim).contains(&dim).then_some(dim as u32)
+}
+
+/// Returns the dims of a value, which must be exactly `N`.
+pub(super) fn dims<const N: usize>(cx: &Context, what: &str, x: ValueId) -> Result<[Dim; N], Problem> {
+    let ty = cx.ty(x);
+    let dims: Dims = ty.dims.clone();
+    dims.into_iter()
+        .collect::<Vec<_>>()
+        .try_into()
+        .map_err(|_| Problem::new(format!("{what} must have {N} dims, and the type is {}", cx.ty(x))))
 }
 
 /// Returns a value as the only output.

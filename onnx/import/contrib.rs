@@ -9,7 +9,7 @@ use super::registry::Import;
 use super::{contraction, contrib_attention, contrib_group_attention, contrib_norm, conv, norm, rotary};
 use ir::ValueId;
 use ir::ops::elementwise::{Binary, Unary};
-use ir::{Dim, Dims, ensure};
+use ir::{Dim, ensure};
 
 /// The domain of these operators.
 pub(super) const DOMAIN: &str = "com.microsoft";
@@ -121,14 +121,4 @@ fn fused_conv(cx: &mut Context, call: &Call) -> Outputs {
             "the node has the activation parameters {numbers:?}, and no activation"
         ))),
     }
-}
-
-/// Returns the dims of a value, which must be exactly `N`.
-pub(super) fn dims<const N: usize>(cx: &Context, what: &str, x: ValueId) -> Result<[Dim; N], Problem> {
-    let ty = cx.ty(x);
-    let dims: Dims = ty.dims.clone();
-    dims.into_iter()
-        .collect::<Vec<_>>()
-        .try_into()
-        .map_err(|_| Problem::new(format!("{what} must have {N} dims, and the type is {}", cx.ty(x))))
 }

@@ -6,8 +6,8 @@
 use super::arithmetic::Built;
 use super::attention_mask::Mask;
 use super::call::Call;
-use super::context::{Context, Entry, Outputs, Problem};
-use super::contrib::dims;
+use super::context::{Context, Entry, Outputs, Problem, dims};
+use super::heads::{merge_heads, split_heads};
 use ir::ops::Float;
 use ir::ops::attention::Attention;
 use ir::ops::contract::Contract;
@@ -155,27 +155,6 @@ fn biased(cx: &mut Context, values: [ValueId; 3], bias: Option<ValueId>) -> Resu
     }
     ensure!(cx.ty(bias).dims[..] == [Dim::known(start)], "the bias is {} for {start} columns", cx.ty(bias));
     Ok(sums)
-}
-
-/// Reshapes `[batch, length, heads · width]` to `[batch, heads, length, width]`.
-pub(super) fn split_heads(cx: &mut Context, x: ValueId, count: u64) -> Built {
-    let [batch, length, all]: [Dim; 3] = dims(cx, "an input of merged heads", x)?;
-    let count = Dim::known(count);
-    let width = all.quotient(&count);
-    let width =
-        width.ok_or_else(|| Problem::new(format!("{} is not a multiple of {count} heads", cx.ty(x))))?;
-    let split = cx.b.reshape(x, [batch, length, count, width])?;
-    Ok(cx.b.transpose(split, &[0, 2, 1, 3])?)
-}
-
-/// Reshapes `[batch, heads, length, width]` to `[batch, length, heads · width]`.
-pub(super) fn merge_heads(cx: &mut Context, x: ValueId) -> Built {
-    let moved = cx.b.transpose(x, &[0, 2, 1, 3])?;
-    let [batch, length, count, width]: [Dim; 4] = dims(cx, "heads", moved)?;
-    let all = count
-        .product(&width)
-        .ok_or_else(|| Problem::new("the heads together are wider than 64 bits can count"))?;
-    Ok(cx.b.reshape(moved, [batch, length, all])?)
 }
 
 fn after_past(cx: &mut Context, heads: Heads, k: ValueId, v: ValueId) -> Result<Heads, Problem> {

@@ -1,8 +1,7 @@
 //! Norms that ONNX Runtime fuses with the nodes before them: the sum with a residual, or the embeddings of a BERT.
 
 use super::call::Call;
-use super::context::{Context, Entry, Outputs, Problem};
-use super::contrib;
+use super::context::{Context, Entry, Outputs, Problem, dims};
 use ir::ops::Float;
 use ir::ops::elementwise::Compare;
 use ir::ops::indexing::Gather;
@@ -66,7 +65,7 @@ pub(super) fn embed_layer_norm(cx: &mut Context, call: &Call) -> Outputs {
     // The attribute only declares the form of the second output.
     call.unneeded(&["mask_index_type"]);
     let (ids, words, places) = (cx.value(call, 0)?, cx.value(call, 2)?, cx.value(call, 3)?);
-    let [batch, length]: [Dim; 2] = contrib::dims(cx, "word ids", ids)?;
+    let [batch, length]: [Dim; 2] = dims(cx, "word ids", ids)?;
     let mut sum = cx.b.one(Gather { dim: 0 }, &[words, ids])?;
     let positions = match cx.optional(call, 8)? {
         Some(positions) => positions,

@@ -2,12 +2,10 @@
 
 use super::activation;
 use super::arithmetic::Built;
-use super::attention::split_heads;
 use super::call::Call;
 use super::context::{Context, Outputs, Problem, one};
+use super::heads::{merge_heads, split_heads_by_attribute, turn_first};
 use ir::ops::indexing::Gather;
-use ir::ops::rotary::Rotary;
-use ir::ops::shape::Concat;
 use ir::{DType, Dim, ValueId, ensure};
 
 /// RotaryEmbedding of `[batch, heads, sequence, width]`, or of `[batch, sequence, heads·width]` with the number of heads as an
@@ -16,7 +14,7 @@ use ir::{DType, Dim, ValueId, ensure};
 pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
     let input = cx.value(call, 0)?;
     let ty = cx.ty(input).clone();
-    let x = if ty.ndim() == 3 { split_heads(cx, input, call.int("num_heads"))? } else { input };
+    let x = if ty.ndim() == 3 { split_heads_by_attribute(cx, input, call.int("num_heads"))? } else { input };
     ensure!(cx.ty(x).ndim() == 4, "the operand is {ty}; it must have three or four dims");
     let mut tables = [cx.value(call, 1)?, cx.value(call, 2)?];
     let positions = cx.optional(call, 3)?;
@@ -31,7 +29,7 @@ pub(super) fn rotary_embedding(cx: &mut Context, call: &Call) -> Outputs {
         call.int("rotary_embedding_dim").filter(|&n| n != 0).map_or(Some(width), |n| u64::try_from(n).ok());
     let turned = turned.ok_or_else(|| Problem::new("rotary_embedding_dim is negative"))?;
     let out = turn(cx, call, x, tables, turned)?;
-    one(if ty.ndim() == 3 { side_by_side(cx, out, &ty)? } else { out })
+    one(if ty.ndim() == 3 { merge_heads(cx, out)? } else { out })
 }
 
 /// RotaryEmbedding of `com.microsoft`: positions come before the tables. They are given for each place of each sample, or only for
@@ -54,7 +52,7 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
     );
     let count = call.int("num_heads").unwrap_or(0);
     let x = match ty.ndim() {
-        3 if said != 0 => split_heads(cx, input, call.int("num_heads"))?,
+        3 if said != 0 => split_heads_by_attribute(cx, input, call.int("num_heads"))?,
         3 => {
             let width = Dim::known(turned);
             let heads = ty.dims[2].quotient(&width);
@@ -82,7 +80,7 @@ pub(super) fn contributed(cx: &mut Context, call: &Call) -> Outputs {
         *table = cx.with_dim(rows, 1)?;
     }
     let out = turn(cx, call, x, tables, turned)?;
-    one(if ty.ndim() == 3 { side_by_side(cx, out, &ty)? } else { out })
+    one(if ty.ndim() == 3 { merge_heads(cx, out)? } else { out })
 }
 
 /// Rotates the first elements of each head.
@@ -91,29 +89,6 @@ fn turn(cx: &mut Context, call: &Call, x: ValueId, tables: [ValueId; 2], turned:
     ensure!(turned <= width, "rotary_embedding_dim is above the {width} elements of a head");
     let interleaved = call.int("interleaved").unwrap_or(0) != 0;
     turn_first(cx, x, tables, interleaved, [turned, width])
-}
-
-/// Rotates the first `turned` of the `width` elements of each head.
-pub(super) fn turn_first(
-    cx: &mut Context,
-    x: ValueId,
-    tables: [ValueId; 2],
-    interleaved: bool,
-    [turned, width]: [u64; 2],
-) -> Built {
-    let first = cx.b.slice(x, 3, 0, Dim::known(turned))?;
-    let out = cx.b.one(Rotary { interleaved }, &[first, tables[0], tables[1]])?;
-    if turned == width {
-        return Ok(out);
-    }
-    let rest = cx.b.slice(x, 3, turned, Dim::known(width - turned))?;
-    Ok(cx.b.one(Concat { dim: 3 }, &[out, rest])?)
-}
-
-/// Merges heads into the three dims of `ty`.
-fn side_by_side(cx: &mut Context, x: ValueId, ty: &ir::Type) -> Built {
-    let together = cx.b.transpose(x, &[0, 2, 1, 3])?;
-    Ok(cx.b.reshape(together, ty.dims.clone())?)
 }
 
 /// SwiGLU (Shazeer, arXiv 2002.05202): `a·sigmoid(αa)·b`.

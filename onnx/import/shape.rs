@@ -346,7 +346,7 @@ fn span(start: i64, end: i64, step: i64, size: u64) -> Result<(i64, i64, u64), P
     Ok((start.min(size), step, count))
 }
 
-/// Returns the axes that a Pad pads, each with the elements before and after it.
+/// Returns the axes that a Pad changes, each with the numbers of elements that it adds before and after. Negative numbers remove elements.
 pub(super) fn pads(cx: &Context, call: &Call, x: ValueId) -> Result<Vec<(i64, [i64; 2])>, Problem> {
     let pads = cx.attribute_or_input(call, "pads", 1)?.ok_or_else(|| Problem::new("needs `pads`"))?;
     let axes = cx.numbers(call, 3, "axes")?.unwrap_or_else(|| (0..cx.ty(x).ndim() as i64).collect());
@@ -360,13 +360,12 @@ pub(super) fn pad(cx: &mut Context, call: &Call) -> Outputs {
     let mut x = cx.value(call, 0)?;
     let mode = call.string("mode").unwrap_or("constant");
     ensure!(mode == "constant", "the padding mode `{mode}` is not supported here; only `constant` is");
-    let pads = pads(cx, call, x)?;
     let value = match cx.optional(call, 2)? {
         Some(value) => super::constant_number(cx, value)
             .ok_or_else(|| Problem::new("the padding value is computed; it must be a constant"))?,
         None => call.float("value").unwrap_or(0.0),
     };
-    for (axis, [before, after]) in pads {
+    for (axis, [before, after]) in pads(cx, call, x)? {
         let dim = cx.axis(x, axis)?;
         if (before, after) == (0, 0) {
             continue;

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The result of the search: the whole program anew. As text, a line for each node with the rule that made it.
+/// The result of the search: the whole program anew.
 #[derive(Debug)]
 pub struct Decision {
     pub(super) steps: Vec<Step>,

@@ -1,7 +1,7 @@
 //! The pass's options as text: `moe(experts=8, top=2, every=2)`. The flag `--moe` takes the same options.
 
 use super::{Affinity, ExpertStart, Gates, GroupLimit, Moe, Routing};
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, value_of};
 
 pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
     let preset = arguments.word(&[
@@ -15,7 +15,7 @@ pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
         return Err("give the number of experts: experts=8".into());
     }
     if let Some(top) = arguments.take("top") {
-        routing.top = number("top", &top)?;
+        routing.top = value_of("top", &top)?;
         routing.gates = if routing.top == 1 { Gates::Probabilities } else { Gates::Renormalized };
     }
     match arguments.take("renormalize").as_deref() {
@@ -29,12 +29,12 @@ pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
     match arguments.take("capacity").as_deref() {
         None => {}
         Some("none") => routing.capacity = None,
-        Some(text) => routing.capacity = Some(number("capacity", text)?),
+        Some(text) => routing.capacity = Some(value_of("capacity", text)?),
     }
     if let Some(text) = arguments.take("groups") {
         let (taken, groups) = text.split_once('/').ok_or("write groups as groups=TAKEN/ALL, such as 1/2")?;
-        routing.limit =
-            Some(GroupLimit { taken: number("groups", taken)?, groups: number("groups", groups)? });
+        let [taken, groups] = [taken, groups].map(|text| value_of("groups", text));
+        routing.limit = Some(GroupLimit { taken: taken?, groups: groups? });
     }
     routing.random_second |= arguments.flag("random-second");
     if arguments.flag("sigmoid") {
@@ -47,7 +47,7 @@ pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
     let moe = Moe {
         experts,
         every: arguments.value("every", 1)?,
-        hidden: arguments.take("hidden").map(|text| number("hidden", &text)).transpose()?,
+        hidden: arguments.take("hidden").map(|text| value_of("hidden", &text)).transpose()?,
         start: arguments
             .word(&[(ExpertStart::Copies, "copies"), (ExpertStart::Fresh, "fresh")])
             .unwrap_or_default(),
@@ -62,10 +62,6 @@ pub(super) fn parse(arguments: &mut Arguments) -> Result<Moe, String> {
 /// Returns the factor of the balance loss if none is given: with a bias there is no balance loss.
 fn balance_beside(bias: f64, preset: &Routing) -> f64 {
     if bias > 0.0 { 0.0 } else { preset.balance }
-}
-
-fn number<T: std::str::FromStr>(key: &str, text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("`{text}` is not a value of `{key}`"))
 }
 
 pub(super) fn print(moe: &Moe, arguments: &mut Arguments) {

@@ -8,6 +8,7 @@ use ir::{
     DType, Definition, Inference, Module, Node, NodeId, Op, OperandRole, Operator, Phase, Role, Tensor, Type,
     TypeError, ValueId,
 };
+use std::collections::BTreeMap;
 
 /// The type in which an f32 value is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,8 +30,10 @@ pub struct Decision {
     pub half: DType,
     kept: SecondaryMap<ValueId, KeptType>,
     in_half: EntitySet<NodeId>,
-    /// The number of nodes of each operator in half and in f32.
-    pub report: PrecisionReport,
+    /// The number of nodes of each operator that compute in half.
+    ops_in_half: BTreeMap<&'static str, usize>,
+    /// The number of nodes of each operator that compute in f32.
+    ops_in_f32: BTreeMap<&'static str, usize>,
 }
 
 impl Decision {
@@ -43,6 +46,12 @@ impl Decision {
     pub fn in_half(&self, node: NodeId) -> bool {
         self.in_half.contains(node)
     }
+
+    /// Returns the description for the user.
+    pub(super) fn report(&self) -> PrecisionReport {
+        let (in_half, in_f32) = (self.ops_in_half.clone(), self.ops_in_f32.clone());
+        PrecisionReport { half: self.half.to_string(), in_half, in_f32 }
+    }
 }
 
 /// Decides in one pass over the microbatch phases, in program order.
@@ -53,7 +62,8 @@ pub fn decide(module: &Module, half: DType) -> Result<Decision, TypeError> {
             half,
             kept: SecondaryMap::new(),
             in_half: EntitySet::new(),
-            report: PrecisionReport { half: half.to_string(), ..PrecisionReport::default() },
+            ops_in_half: BTreeMap::new(),
+            ops_in_f32: BTreeMap::new(),
         },
         stateful: EntitySet::new(),
         scores: EntitySet::new(),
@@ -138,8 +148,8 @@ impl Walk<'_> {
             self.decision.in_half.insert(id);
         }
         if stateful {
-            let PrecisionReport { in_half: half, in_f32, .. } = &mut self.decision.report;
-            let counts = if in_half { half } else { in_f32 };
+            let Decision { ops_in_half, ops_in_f32, .. } = &mut self.decision;
+            let counts = if in_half { ops_in_half } else { ops_in_f32 };
             *counts.entry(node.op.name()).or_default() += 1;
         }
         Ok(())

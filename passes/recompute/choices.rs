@@ -139,6 +139,11 @@ impl Decision {
         both.filter(|(_, (own, other))| own != other).map(|(index, _)| index)
     }
 
+    /// Whether no node is repeated.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.iter().all(|block| block.repeated.is_empty())
+    }
+
     /// Returns the repeated nodes of all blocks.
     pub(super) fn repeated(&self) -> BTreeSet<NodeId> {
         self.blocks.iter().flat_map(|block| block.repeated.iter().copied()).collect()

@@ -74,7 +74,8 @@ impl<'a> Exchanged<'a> {
     }
 }
 
-/// A collective, with the way in which it combines operands if it does.
+/// A collective that exchanges data, with the kind of its reduction if it reduces. A program's [`Collective`] may also be an `all_slice`,
+/// which exchanges nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CollectiveKind {
     /// Combines the operands of all ranks. Every rank gets the whole combination.
@@ -89,12 +90,15 @@ pub enum CollectiveKind {
 
 impl CollectiveKind {
     /// Returns the kind of a program's collective. `None` for an `all_slice`, in which nothing is exchanged.
+    ///
+    /// # Panics
+    /// Panics if a collective that reduces has no kind of reduction. Lowering gives the kind to each of them.
     pub fn of(collective: Collective, reduced: Option<PartialKind>) -> Option<Self> {
-        let kind = reduced.unwrap_or(PartialKind::Sum);
+        let kind = || reduced.expect("a reduction has a kind");
         match collective {
-            Collective::AllReduce => Some(Self::AllReduce(kind)),
+            Collective::AllReduce => Some(Self::AllReduce(kind())),
             Collective::AllGather => Some(Self::AllGather),
-            Collective::ReduceScatter => Some(Self::ReduceScatter(kind)),
+            Collective::ReduceScatter => Some(Self::ReduceScatter(kind())),
             Collective::AllToAll => Some(Self::AllToAll),
             Collective::AllSlice => None,
         }

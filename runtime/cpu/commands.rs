@@ -17,12 +17,11 @@ pub(super) fn commands(program: &Program, microbatches: u64) -> CommandList {
             let command = command(&section[own.index]);
             // A collective that runs alone waits for the collectives before it.
             let is_alone = matches!(command.class, CommandClass::Collective(_)) && !own.is_beside;
-            let waits_for = match is_alone {
-                true => scheduled[..number].iter().rposition(|other| other.is_beside),
+            let waits_for = if is_alone {
+                scheduled[..number].iter().rposition(|other| other.is_beside)
+            } else {
                 // A command names the command that it waits for by its number in the part.
-                false => {
-                    own.waits_for.and_then(|newest| scheduled.iter().position(|other| other.index == newest))
-                }
+                own.waits_for.and_then(|newest| scheduled.iter().position(|other| other.index == newest))
             };
             let stream = if own.is_beside { Stream::Exchange } else { Stream::Main };
             Command { stream, waits: waits_for.into_iter().collect(), ..command }

@@ -35,7 +35,8 @@ macro_rules! elements {
 }
 elements!(f64, f32, i64, i32, i16, i8, u64, u32, u16, u8);
 
-/// Runs `$body` with `$t` as the type that a list has for a value.
+/// Matches `$value` with a list of patterns, and runs `$body` with `$t` as the type of the pattern that fits. If no pattern fits,
+/// `$otherwise` runs.
 macro_rules! with_type {
     ($value:expr, $t:ident => $body:expr, $($pattern:pat => $ty:ty),+ $(; $other:ident => $otherwise:expr)?) => {
         match $value {

@@ -190,7 +190,7 @@ impl Gpu {
         Ok(&self.queues[stream as usize])
     }
 
-    /// Runs `act` on the main queue, after all earlier commands of every queue and before all later ones.
+    /// Makes the context current, and runs `act` on the main queue, after all earlier commands of every queue and before all later ones.
     fn apart<T>(&self, act: impl FnOnce(&Queue) -> Result<T, DriverError>) -> Result<T, DriverError> {
         self.context.bind()?;
         let [main, others @ ..] = &self.queues;
@@ -262,7 +262,7 @@ impl Driver for Gpu {
         // Free memory may be fragmented.
         let memory = Allocation::new(bytes)
             .map_err(|error| DriverError(format!("{}: {error}", too_much(bytes, &gpu, (free, total)))))?;
-        let main = self.queue(Stream::Main)?;
+        let main = &self.queues[Stream::Main as usize];
         memory.clear(bytes, main)?;
         main.finish()?;
         let at = memory.at;

@@ -153,30 +153,6 @@ enum Queued {
 const FENCES: [Event; 2] = [Event(u32::MAX - 1), Event(u32::MAX)];
 
 impl Host {
-    /// Returns a device that has the memory of this machine.
-    pub fn new(order: Order) -> Self {
-        Self {
-            order,
-            size: None,
-            compiled: vec![],
-            tables: vec![],
-            libraries: Libraries::default(),
-            communicator: None,
-            notes: None,
-            capture: None,
-            graphs: vec![],
-            warm: Warm::default(),
-            inside: BTreeSet::new(),
-            corners: 0,
-            is_checked: false,
-            second_way: None,
-            refuses_captures: false,
-            declared: vec![],
-            functions: HostThread::default(),
-            state: RefCell::default(),
-        }
-    }
-
     /// Returns the number of bytes that can be allocated.
     fn free(&self) -> u64 {
         let taken: u64 = self.state.borrow().memory.iter().map(|memory| memory.bytes).sum();

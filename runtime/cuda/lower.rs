@@ -173,7 +173,7 @@ impl Draft {
         if let Step::Multiply(multiply) = &step
             && multiply.epilogue.is_addition()
         {
-            (reads, writes) = places(multiply);
+            (reads, writes) = touched(multiply);
         }
         Self { step, reads, writes, waves: smallvec![smallvec![index]] }
     }
@@ -210,16 +210,16 @@ impl Draft {
 }
 
 /// Returns the memory that a multiplication reads and writes, if its epilogue at most adds a matrix.
-fn places(multiply: &Multiply) -> (SmallVec<[TouchedBytes; 6]>, SmallVec<[TouchedBytes; 3]>) {
+fn touched(multiply: &Multiply) -> (SmallVec<[TouchedBytes; 6]>, SmallVec<[TouchedBytes; 3]>) {
     let ([m, k, n], dtype, batch) = (multiply.sizes, multiply.dtype, multiply.batch);
-    let out = multiply.out.place(multiply.out_dtype, batch, [m, n]);
+    let out = multiply.out.touched(multiply.out_dtype, batch, [m, n]);
     let mut reads = SmallVec::from_iter([
-        multiply.lhs.place(dtype, batch, [m, k]),
-        multiply.rhs.place(dtype, batch, [k, n]),
+        multiply.lhs.touched(dtype, batch, [m, k]),
+        multiply.rhs.touched(dtype, batch, [k, n]),
     ]);
     reads.extend(multiply.accumulates.then(|| out.clone()));
     let addend = multiply.epilogue.addend.iter();
-    reads.extend(addend.map(|addend| addend.place(multiply.out_dtype, batch, [m, n])));
+    reads.extend(addend.map(|addend| addend.touched(multiply.out_dtype, batch, [m, n])));
     (reads, SmallVec::from_iter([out]))
 }
 

@@ -304,12 +304,12 @@ impl CudaProgram {
 }
 
 impl TouchedBytes {
-    /// Returns the place of a view.
+    /// Returns the bytes that a view touches.
     pub fn of(view: &View) -> Self {
         Self { region: view.region, bytes: view.bytes(), runs: runs(&view.layout, view.dtype) }
     }
 
-    /// Whether two places share a byte. For places with different layouts, whether they might.
+    /// Whether these bytes and others have a byte in common. For different layouts, whether they might.
     pub fn meets(&self, other: &Self) -> bool {
         self.region == other.region
             && self.bytes.start < other.bytes.end
@@ -317,10 +317,10 @@ impl TouchedBytes {
             && !self.passes(other)
     }
 
-    /// Whether both places are parts of the same rows, side by side.
+    /// Whether these bytes and others are parts of the same rows, side by side.
     fn passes(&self, other: &Self) -> bool {
         let (Some(own), Some(others)) = (self.runs, other.runs) else { return false };
-        // The distance from the start of a run of this place to the next start of a run of the other.
+        // The distance from the start of a run of these bytes to the next start of a run of the others.
         let after = (other.bytes.start % own.apart + own.apart - self.bytes.start % own.apart) % own.apart;
         own.apart == others.apart && after >= own.length && after + others.length <= own.apart
     }
@@ -377,8 +377,8 @@ impl Matrices {
             && self.strides.iter().all(|&stride| stride == 1 || stride * dtype.bytes() as i64 % bytes == 0)
     }
 
-    /// Returns the place that these matrices span.
-    pub fn place(&self, dtype: DType, batch: usize, [rows, columns]: [usize; 2]) -> TouchedBytes {
+    /// Returns the bytes that these matrices span.
+    pub fn touched(&self, dtype: DType, batch: usize, [rows, columns]: [usize; 2]) -> TouchedBytes {
         let strides = [self.apart, self.strides[0], self.strides[1]].map(|stride| stride as isize);
         let sizes = Sizes::from_slice(&[batch, rows, columns]);
         let layout = Layout { sizes, strides: SmallVec::from_slice(&strides), offset: 0 };

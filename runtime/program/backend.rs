@@ -88,7 +88,8 @@ pub trait Backend: Sync {
     }
 }
 
-/// Instructions of one kind that a library does not run, for one reason.
+/// Instructions of one kind that a library does not run, for one reason. `inspect` writes them as JSON: the names of the fields are
+/// the keys.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Declined {
     /// The kind: `attention`, `gradient of attention` or `convolution`.

@@ -144,7 +144,7 @@ impl Stream {
     pub const ALL: [Self; 7] =
         [Self::Main, Self::Side, Self::Exchange, Self::Upload, Self::Download, Self::Host, Self::Disk];
 
-    /// Returns the stream's name as a value of a field.
+    /// Returns the name for `inspect`'s JSON and for timelines: that of [`Self::described`] without the word "stream".
     pub fn name(self) -> &'static str {
         let name = self.described();
         name.strip_suffix(" stream").unwrap_or(name)

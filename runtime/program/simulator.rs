@@ -2,9 +2,9 @@
 //!
 //! It runs the list of commands that a device gets ([`Backend::commands`](crate::backend::Backend::commands)), so it always describes the
 //! program that really runs. All ranks of a mesh run the same list, so one rank stands for all of them. A command takes its latency, and
-//! then its bytes at the attained bandwidth or its operations at the attained rate, whichever takes longer (`price`). Commands of one queue
-//! run one after the other; commands that run at once share memory, arithmetic and links (`schedule`). [`ir::machine`] has the rates and
-//! their sources. The prediction assumes that every kernel fills the device and is as good as the best of its kind. A measured time is
+//! then its bytes at the attained bandwidth or its operations at the attained rate, whichever takes longer (`price`). Commands of one
+//! stream run one after the other; commands that run at once share memory, arithmetic and links (`schedule`). [`ir::machine`] has the rates
+//! and their sources. The prediction assumes that every kernel fills the device and is as good as the best of its kind. A measured time is
 //! longer, and the difference says where to look.
 
 pub mod pipeline;

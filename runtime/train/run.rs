@@ -68,7 +68,7 @@ pub struct TrainingRun<'a> {
     pub log: Option<Progress>,
     /// The steps, and the events between them.
     pub schedule: Schedule,
-    /// The outcome so far. The loop fills it in from its default.
+    /// The outcome so far. The caller gives the default.
     pub outcome: Outcome,
 }
 

@@ -159,6 +159,7 @@ impl<'a> TrainingRun<'a> {
     }
 
     fn spoilt(&self, state: NotFiniteState, saves: &Saves, done: u64) -> TrainError {
+        // All states were finite when the run began, and when they were last saved.
         let (since, step) = (saves.last.unwrap_or(self.schedule.start), done.saturating_sub(1));
         TrainError::StateNotFinite { step, since, state, kept: self.outcome.checkpoint.clone() }
     }

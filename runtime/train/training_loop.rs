@@ -190,30 +190,29 @@ impl TrainingRun<'_> {
     /// Fills in the outcome before the first step. It has the eval loss before step 0, and also if no steps are left.
     fn begin(&mut self, stop: &AtomicBool) -> Result<(), TrainError> {
         let Schedule { start, steps, .. } = self.schedule;
-        let mut outcome = Outcome { steps: start, ..Outcome::default() };
+        self.outcome.steps = start;
         // The run may have been resumed from a checkpoint in another folder.
         let path = self.checkpoints.path(start);
         let is_there = self.agree(self.lead.is_some() && path.exists())?;
-        outcome.checkpoint = Some(path).filter(|_| is_there);
+        self.outcome.checkpoint = Some(path).filter(|_| is_there);
         let nothing_left = start >= steps;
-        outcome.eval_loss = if start == 0 || nothing_left {
+        self.outcome.eval_loss = if start == 0 || nothing_left {
             self.evaluate(stop)?
         } else {
             self.lead.as_ref().and_then(|lead| lead.history.after(start))
         };
-        outcome.stopped = nothing_left && outcome.eval_loss.is_none() && self.session.evaluates();
+        self.outcome.stopped = nothing_left && self.outcome.eval_loss.is_none() && self.session.evaluates();
         if start == 0 {
-            outcome.initial_eval_loss = outcome.eval_loss;
-        } else if let Some(loss) = outcome.eval_loss.filter(|loss| loss.is_finite()) {
+            self.outcome.initial_eval_loss = self.outcome.eval_loss;
+        } else if let Some(loss) = self.outcome.eval_loss.filter(|loss| loss.is_finite()) {
             self.is_lowest(start, loss);
         }
         if let Some(lead) = &mut self.lead {
-            lead.metrics.begin(start, outcome.initial_eval_loss)?;
+            lead.metrics.begin(start, self.outcome.initial_eval_loss)?;
         }
-        if let Some((loss, lead)) = outcome.initial_eval_loss.zip(self.lead.as_mut()) {
+        if let Some((loss, lead)) = self.outcome.initial_eval_loss.zip(self.lead.as_mut()) {
             lead.progress.message(&format!("before step 0: eval loss {loss:.6}"));
         }
-        self.outcome = outcome;
         Ok(())
     }
 }

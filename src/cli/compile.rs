@@ -73,6 +73,9 @@ pub struct Compile {
     /// All shared flags.
     #[command(flatten)]
     pub settings: Settings,
+    /// The place of this process among those that a launcher started.
+    #[arg(skip)]
+    pub launched: Option<Launched>,
 }
 
 /// A model that is ready to be trained.
@@ -118,7 +121,7 @@ impl Compile {
         }
         let flight = self.settings.out.folder(&self.model).join(FLIGHT);
         let joined = Processes::join(
-            Launched::of_process()?,
+            self.launched,
             self.settings.device.device.target(),
             self.settings.compile.parallel.timeout,
             &flight,

@@ -1,9 +1,8 @@
 //! `trainyard completions`: scripts with which a shell completes subcommands, flags and their values.
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
-use super::Cli;
 use super::report::{self, Outcome};
 use crate::failure::Failure;
 
@@ -35,7 +34,7 @@ impl Completions {
     /// The script.
     pub fn script(&self) -> String {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "trainyard", &mut script);
+        clap_complete::generate(self.shell, &mut super::command(), "trainyard", &mut script);
         String::from_utf8_lossy(&script).into_owned()
     }
 }

@@ -2,13 +2,11 @@
 
 use std::fmt::Write as _;
 
-use clap::{Arg, ArgAction, Command, CommandFactory};
-
-use super::Cli;
+use clap::{Arg, ArgAction, Command};
 
 /// Returns every flag of every subcommand as a Markdown table, in the order of `--help`. A shared flag has one row.
 pub fn flags_table() -> String {
-    let mut cli = Cli::command();
+    let mut cli = super::command();
     cli.build();
     let subcommands: Vec<&Command> =
         cli.get_subcommands().filter(|command| command.get_name() != "help").collect();

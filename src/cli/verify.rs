@@ -130,13 +130,6 @@ impl Verify {
 
     /// Returns the result that [`Self::run`] prints.
     pub fn report(&self) -> Result<Report, Failure> {
-        if self.bisect && self.against.is_some() {
-            return Err(Diagnostic::new(
-                "--bisect compares with the untransformed graph, --against with a file",
-            )
-            .note("give only one of these flags")
-            .into());
-        }
         hardware::fits_processor(&self.compile.parallel)?;
         let mut job = self.job()?;
         let manager = self.look.manager()?;

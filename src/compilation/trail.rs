@@ -1,5 +1,5 @@
-//! Passes that several compilations of one program share. The first compilation leaves a trail; another one continues from the last pass
-//! before the first pass whose options differ.
+//! Passes that several compilations of one program share. The first compilation records its passes; another one continues from the last
+//! pass before the first pass whose options differ.
 
 use super::run;
 use crate::failure::Failure;
@@ -7,16 +7,16 @@ use ir::Module;
 use passes::{Manager, Pass, PassContext, Pipeline, Timing};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A place in the passes of a compilation. Clones have the same passes, and each a place of its own. A compilation that has left the trail,
-/// or that shares nothing, has none.
+/// A place in the record of a compilation's passes. Clones have the same record, and each a place of its own. A compilation whose options
+/// differ, or that shares nothing, has no record.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trail {
-    passed: Option<Arc<Mutex<Vec<Passed>>>>,
+    passed: Option<Arc<Mutex<Vec<Arc<Passed>>>>>,
     place: usize,
 }
 
 /// A pass that has run.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Passed {
     pass: Pass,
     timings: Vec<Timing>,
@@ -26,7 +26,7 @@ struct Passed {
 }
 
 impl Trail {
-    /// A trail that the next compilation leaves.
+    /// An empty record, which the next compilation fills.
     pub(super) fn begin() -> Self {
         Self { passed: Some(Arc::default()), place: 0 }
     }
@@ -41,15 +41,17 @@ impl Trail {
         mut after: impl FnMut(usize, &str, &Module),
     ) -> Result<Vec<Timing>, Failure> {
         let Some(passed) = self.passed.clone() else { return run(manager, pipeline, module, cx, after) };
-        let mut passed = passed.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut timings, ahead) = (vec![], passed[self.place..].iter().zip(&pipeline.passes));
-        let shared = ahead.take_while(|(known, pass)| known.pass == **pass).count();
-        let known = &passed[self.place..][..shared];
-        for (at, known) in known.iter().enumerate() {
+        let lock = || passed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ahead = lock()[self.place..].to_vec();
+        let alike = ahead.iter().zip(&pipeline.passes).take_while(|(known, pass)| known.pass == **pass);
+        let shared = alike.count();
+        ahead.truncate(shared);
+        let mut timings = vec![];
+        for (at, known) in ahead.iter().enumerate() {
             timings.extend_from_slice(&known.timings);
             after(at, known.pass.name(), &known.module);
         }
-        if let Some(last) = known.last() {
+        if let Some(last) = ahead.last() {
             (*module, *cx) = (last.module.clone(), last.cx.clone());
         }
         self.place += shared;
@@ -57,9 +59,10 @@ impl Trail {
             let own =
                 run(manager, &pass.clone().into(), module, cx, |_, name, module| after(at, name, module))?;
             timings.extend_from_slice(&own);
+            let mut passed = lock();
             if self.place == passed.len() {
                 let (pass, module, cx) = (pass.clone(), module.clone(), cx.clone());
-                passed.push(Passed { pass, timings: own, module, cx });
+                passed.push(Arc::new(Passed { pass, timings: own, module, cx }));
                 self.place += 1;
             } else {
                 self.passed = None;

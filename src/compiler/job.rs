@@ -6,7 +6,7 @@ use crate::{fit, targets};
 use ir::machine::{Cluster, Device, Node};
 use program::{Multiprocessors, Target};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The description of a compilation. Equal jobs give equal programs.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,6 +80,12 @@ impl Job {
             steps: 0,
             short_evaluation: None,
         }
+    }
+
+    /// Returns the model's file and the flags that decide how it is read: those of [`crate::compilation::open_asking`].
+    pub(super) fn file(&self) -> (&Path, bool, &[String]) {
+        let optimizer = &self.flags.optimizer;
+        (&self.model, optimizer.untied, &optimizer.train_also)
     }
 
     /// Returns the number of ranks that share a batch.

@@ -5,6 +5,7 @@ use super::{Forward, Job, forward, import_with, open, sizes_of};
 use crate::compilation::Source;
 use crate::failure::Failure;
 use passes::Manager;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// The imported models of jobs, for further jobs.
@@ -20,13 +21,16 @@ impl Shared {
     /// # Errors
     /// As of [`super::import`] and [`forward`].
     pub fn forward<'m>(&mut self, job: &Job, manager: &'m Manager) -> Result<Forward<'m>, Failure> {
-        let of_file = || self.imported.iter().filter(|(known, ..)| known.has_file_of(job));
-        let model = of_file().next().map_or_else(|| open(job), |(.., source)| Ok(source.model.clone()))?;
+        let of_file = || self.imported.iter().filter(|(known, ..)| known.file() == job.file());
+        let model = match of_file().next() {
+            Some((.., source)) => Cow::Borrowed(&source.model),
+            None => Cow::Owned(open(job)?),
+        };
         let sizes = sizes_of(job, &model)?;
         let source = match of_file().find(|(_, known, _)| *known == sizes) {
             Some((.., source)) => source.clone(),
             None => {
-                let mut source = import_with(job, model, &sizes)?;
+                let mut source = import_with(job, model.into_owned(), &sizes)?;
                 source.share_passes();
                 self.imported.push((job.clone(), sizes.clone(), source.clone()));
                 source
@@ -35,17 +39,8 @@ impl Shared {
         forward(job, (source, sizes), manager, &mut |_, _, _| {})
     }
 
-    /// The number of models that were imported.
+    /// The number of models that were imported. Tests compare it.
     pub fn imports(&self) -> usize {
         self.imported.len()
-    }
-}
-
-impl Job {
-    /// Whether another job reads the same file in the same way.
-    fn has_file_of(&self, other: &Self) -> bool {
-        let [own, others] = [self, other].map(|job| &job.flags.optimizer);
-        let is_read_alike = own.untied == others.untied && own.train_also == others.train_also;
-        self.model == other.model && is_read_alike
     }
 }

@@ -10,8 +10,14 @@ use passes::optimizer::schedule::Curve;
 use super::{CompileFlags, Settings};
 
 /// Flags of which a command has at most one, with spaces between them.
-const EXCLUSIVE: [&str; 5] =
-    ["precision bf16 fp16", "steps epochs", "memory recompute", "target cluster", "memory-plan after"];
+const EXCLUSIVE: [&str; 6] = [
+    "precision bf16 fp16",
+    "steps epochs",
+    "memory recompute",
+    "target cluster",
+    "memory-plan after",
+    "bisect against",
+];
 
 /// Flags that have no effect without another flag.
 struct Needs {
@@ -80,12 +86,14 @@ fn long(arg: &Arg) -> &str {
     arg.get_long().unwrap_or_default()
 }
 
-/// Returns an error for each rule between the names of flags that a command with these flags breaks.
-pub(crate) fn check_names(given: &[&str]) -> Vec<Diagnostic> {
+/// Returns an error for each rule between the names of flags that a command with the flags `given` breaks. A flag needs another one only if
+/// `has` says that the command has the other flag: `inspect --steps 5` is the program of a run, and trains nothing.
+pub(crate) fn check_names(given: &[&str], has: impl Fn(&str) -> bool) -> Vec<Diagnostic> {
     let exclusive = exclusive(given).map(|(one, other)| {
         Diagnostic::new(format!("--{one} and --{other} exclude each other")).note("give only one of them")
     });
-    let needs = NEEDS.iter().filter(|rule| !given.contains(&rule.needed)).filter_map(|rule| {
+    let broken = NEEDS.iter().filter(|rule| has(rule.needed) && !given.contains(&rule.needed));
+    let needs = broken.filter_map(|rule| {
         let idle = rule.flags.split(' ').filter(|flag| given.contains(flag));
         let idle: Vec<String> = idle.map(|flag| format!("--{flag}")).collect();
         let verb = if idle.len() == 1 { "does" } else { "do" };
@@ -99,9 +107,10 @@ pub(crate) fn check_names(given: &[&str]) -> Vec<Diagnostic> {
 impl Settings {
     /// Returns an error for each rule between flags that the settings break; none if they can be used.
     pub fn check(&self) -> Vec<Diagnostic> {
-        let given = self.given();
-        let given: Vec<&str> = given.iter().map(String::as_str).collect();
-        check_names(&given).into_iter().chain(self.compile.check(self.run.steps)).collect()
+        // A path that is not UTF-8 is refused where the settings are printed.
+        let given = self.changed().unwrap_or_default();
+        let given: Vec<&str> = given.keys().map(String::as_str).collect();
+        check_names(&given, |_| true).into_iter().chain(self.compile.check(self.run.steps)).collect()
     }
 }
 
@@ -178,8 +187,9 @@ mod tests {
 
     #[test]
     fn settings_are_held_against_the_tables() {
-        let told =
-            |given: &[&str]| check_names(given).into_iter().map(|error| error.message).collect::<Vec<_>>();
+        let told = |given: &[&str]| -> Vec<String> {
+            check_names(given, |flag| flag != "patience").into_iter().map(|error| error.message).collect()
+        };
         assert_eq!(told(&["memory", "seed", "recompute"]), ["--memory and --recompute exclude each other"]);
         assert_eq!(
             told(&["compress-least"]),

@@ -16,21 +16,24 @@ impl Settings {
     /// # Errors
     /// A path that is not UTF-8.
     pub fn command(&self, model: &Path) -> Result<String, toml::ser::Error> {
-        let (own, default) = (self.table()?, Self::defaults().table()?);
+        let own = self.changed()?;
         let mut words =
             vec!["trainyard".to_owned(), "compile".to_owned(), model.to_string_lossy().into_owned()];
         for arg in flags().get_arguments() {
             let key = arg.get_long().unwrap_or_default();
-            let value = own.get(key).filter(|value| default.get(key) != Some(*value));
-            words.extend(value.into_iter().flat_map(|value| words_of(arg, key, value)));
+            words.extend(own.get(key).into_iter().flat_map(|value| words_of(arg, key, value)));
         }
         Ok(words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "))
     }
 
-    /// The names of the flags that have a value; a switch that is off has none.
-    pub(super) fn given(&self) -> Vec<String> {
-        let table = self.table().unwrap_or_default();
-        table.into_iter().filter(|(_, value)| *value != Value::Boolean(false)).map(|(key, _)| key).collect()
+    /// The settings that are not those of a command without flags, under the names of their flags.
+    ///
+    /// # Errors
+    /// A path that is not UTF-8.
+    pub(super) fn changed(&self) -> Result<Table, toml::ser::Error> {
+        let (mut own, default) = (self.table()?, Self::defaults().table()?);
+        own.retain(|key, value| default.get(key) != Some(value));
+        Ok(own)
     }
 
     /// The settings of a command without flags.

@@ -43,7 +43,12 @@ impl<'a> CommandLine<'a> {
 
     /// Whether a key of a config file applies: the subcommand has its flag, and the command line does not decide it.
     pub(super) fn admits(&self, key: &str) -> bool {
-        self.command.get_arguments().any(|arg| arg.get_long() == Some(key)) && !self.decides(key)
+        self.has(key) && !self.decides(key)
+    }
+
+    /// Whether the subcommand has a flag.
+    pub(crate) fn has(&self, flag: &str) -> bool {
+        self.command.get_arguments().any(|arg| arg.get_long() == Some(flag))
     }
 
     /// Whether the command line gives a flag, or excludes it.

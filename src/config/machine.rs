@@ -236,6 +236,15 @@ mod tests {
     }
 
     #[test]
+    fn a_number_that_no_toml_integer_holds_is_refused() {
+        let found =
+            device("preset = 'h200'\nmemory-bandwidth = 10000000000000000000000\n").expect_err("too large");
+        assert!(found.contains("`memory-bandwidth` wants a finite number above 0"), "{found}");
+        let found = device("preset = 'h200'\nmemory-bandwidth = 0x1000\n").expect("a number");
+        assert_eq!(found.memory_bandwidth, 4096.0);
+    }
+
+    #[test]
     fn a_description_names_its_preset() {
         let found = device("memory = 1\n[kind]\nx = 1\n").expect_err("it is refused");
         assert!(found.contains("there is no key `preset`"), "{found}");

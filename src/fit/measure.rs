@@ -18,7 +18,7 @@ use program::{StagePrograms, UpdateTime};
 use std::cell::OnceCell;
 use std::rc::Rc;
 
-/// Lowers the step of a candidate, and returns the bytes of its programs.
+/// Lowers the step of a candidate, and returns the bytes of its programs. The candidate has no options that change nothing.
 pub type Lower<'a> = &'a mut dyn FnMut(Module, &Candidate) -> Result<Peaks, Failure>;
 
 /// The step of a candidate.
@@ -78,7 +78,7 @@ impl<'a> Measure<'a> {
         if let Some(known) = self.tried.iter().find(is_same) {
             return Ok(Tried { candidate: candidate.clone(), ..known.clone() });
         }
-        let peaks = (self.lower)(made.step.clone(), candidate)?;
+        let peaks = (self.lower)(made.step.clone(), &made.without_idle(candidate))?;
         let tried = Tried { candidate: candidate.clone(), peaks, decisions: made.decisions.clone() };
         self.tried.push(tried.clone());
         Ok(tried)
@@ -120,11 +120,8 @@ impl<'a> Measure<'a> {
         let mut step = made.step.clone();
         recompute::apply(&mut step, &decision)?;
         let picoseconds = decision.picoseconds().saturating_mul(self.conditions.microbatches);
-        Ok(Made {
-            step,
-            picoseconds,
-            decisions: Decisions { recompute: Some(decision), ..Decisions::default() },
-        })
+        let recompute = (!decision.is_empty()).then_some(decision);
+        Ok(Made { step, picoseconds, decisions: Decisions { recompute, ..Decisions::default() } })
     }
 
     /// Keeps activations in fewer bytes. Their packing reads the saved bytes once in forward and writes them once in backward.
@@ -149,7 +146,8 @@ impl<'a> Measure<'a> {
         let Conditions { microbatches, node, .. } = self.conditions;
         let [link, disk] = costs::seconds_of_copies(&step, microbatches, node);
         let beside = ((link + disk + costs::seconds_on_host(&step, node)) * 1e12) as u64;
-        let decisions = Decisions { offload: Some((options.classes, decision)), ..made.decisions.clone() };
+        let offload = (!decision.is_empty()).then_some((options.classes, decision));
+        let decisions = Decisions { offload, ..made.decisions.clone() };
         Ok(Made { step, picoseconds: made.picoseconds.saturating_add(beside), decisions })
     }
 }
@@ -158,6 +156,18 @@ impl Made {
     /// Whether some activations are kept in fewer bytes.
     pub(super) fn is_compressed(&self) -> bool {
         self.decisions.compress.is_some()
+    }
+
+    /// Returns this step's candidate without the options that change nothing. For example, all activations that have a form without loss
+    /// may be computed again.
+    pub(super) fn without_idle(&self, candidate: &Candidate) -> Candidate {
+        let Decisions { recompute, compress, offload } = &self.decisions;
+        Candidate {
+            recompute: candidate.recompute.clone().filter(|_| recompute.is_some()),
+            compress: candidate.compress.clone().filter(|_| compress.is_some()),
+            offload: candidate.offload.clone().filter(|_| offload.is_some()),
+            update: candidate.update,
+        }
     }
 }
 

@@ -184,6 +184,7 @@ fn lagrangian_bound(prices: &[(Recompute, Decision)], kept: u64) -> u64 {
     };
     prices.iter().map(bound).max().unwrap_or(0)
 }
+
 /// The list of options from the first decision to the last. Each changes one block more than the options before it.
 pub(super) fn one_by_one(prices: &[(Recompute, Decision)]) -> Vec<Recompute> {
     let mut all = vec![prices[0].0.clone()];

@@ -33,20 +33,23 @@ pub(crate) struct Attempt {
     pub(crate) timings: Vec<Timing>,
 }
 
-/// Compiles a step by `attempt`. Other stages are tried if the plan of a pipeline rank is larger than the limit, or if the estimate was so
-/// high that it excluded faster stages. If no program fits, the smallest one is returned, and the callers say what else would help.
+/// Compiles a step by `attempt`. Trials of `manager` lower it. Other stages are tried if the plan of a pipeline rank is larger than the
+/// limit, or if the estimate was so high that it excluded faster stages. If no program fits, the smallest one is returned, and the callers
+/// say what else would help.
 ///
 /// # Errors
 /// The errors of `attempt`; stages that cannot be made.
 pub(crate) fn fit(
     plan: &CompilationPlan,
     forward: &Module,
+    manager: &Manager,
     mut attempt: impl FnMut(CompilationPlan, Option<StageReport>) -> Result<Attempt, Failure>,
 ) -> Result<Attempt, Failure> {
+    let trial = &manager.for_trials();
     let (first, report) = plan.clone().for_batch(forward, &[])?;
     let mut best = attempt(first, report)?;
     let Some(limit) = plan.limit else { return Ok(best) };
-    let Some(mut planned) = plans(&best, limit, &[]) else { return Ok(best) };
+    let Some(mut planned) = plans(&best, trial, limit, &[]) else { return Ok(best) };
     let mut last = best.plan.stage.clone();
     let own = ratios(&best, &planned);
     // A plan that fits may allow a faster choice. It must not lead to a slower one, so each ratio only falls.
@@ -62,7 +65,7 @@ pub(crate) fn fit(
         }
         last.clone_from(&next.stage);
         let made = attempt(next, report)?;
-        let Some(of_made) = plans(&made, limit, &measured) else { return Ok(made) };
+        let Some(of_made) = plans(&made, trial, limit, &measured) else { return Ok(made) };
         let own = ratios(&made, &of_made);
         let now_fits = largest(&of_made) <= limit.bytes;
         measured = if now_fits { lower(&own, &measured) } else { own };
@@ -73,7 +76,7 @@ pub(crate) fn fit(
         }
     }
     if largest(&planned) > limit.bytes && limit.recomputes {
-        return or_balanced(plan, forward, limit, best, attempt);
+        return or_balanced(plan, forward, trial, limit, best, attempt);
     }
     Ok(best)
 }
@@ -83,6 +86,7 @@ pub(crate) fn fit(
 fn or_balanced(
     plan: &CompilationPlan,
     forward: &Module,
+    trial: &Manager,
     limit: MemoryLimit,
     best: Attempt,
     mut attempt: impl FnMut(CompilationPlan, Option<StageReport>) -> Result<Attempt, Failure>,
@@ -90,19 +94,19 @@ fn or_balanced(
     let schedule = best.plan.stage.as_ref().and_then(|stage| stage.schedule);
     let stage = plan.stage.clone().map(|stage| Stage { schedule, ..stage });
     let (balanced, _) = CompilationPlan { stage, limit: None, ..plan.clone() }.for_batch(forward, &[])?;
-    let peak = peak_again(&best, limit).filter(|peak| *peak > limit.bytes);
+    let peak = peak_again(&best, trial, limit).filter(|peak| *peak > limit.bytes);
     let Some(peak) = peak.filter(|_| balanced.stage != best.plan.stage) else { return Ok(best) };
     let other = attempt(balanced, best.stages.clone())?;
-    let is_smaller = peak_again(&other, limit).is_some_and(|other| other < peak);
+    let is_smaller = peak_again(&other, trial, limit).is_some_and(|other| other < peak);
     Ok(if is_smaller { other } else { best })
 }
 
 /// Bytes of the largest rank if all activations except those between blocks are computed again.
-fn peak_again(made: &Attempt, limit: MemoryLimit) -> Option<u64> {
+fn peak_again(made: &Attempt, trial: &Manager, limit: MemoryLimit) -> Option<u64> {
     let mut module = made.module.clone();
     let decision = recompute::decide(&module, &Recompute::FULL);
     recompute::apply(&mut module, &decision).ok()?;
-    lowered(made, module, limit).map(|planned| largest(&planned))
+    lowered(made, module, trial, limit).map(|planned| largest(&planned))
 }
 
 impl Attempt {
@@ -124,7 +128,7 @@ fn largest(planned: &[u64]) -> u64 {
 
 /// Bytes of the plan of each pipeline rank. `None` if the estimate is far below the limit, or if the program cannot be lowered. The
 /// lowering for the run reports the reason.
-fn plans(made: &Attempt, limit: MemoryLimit, measured: &[u64]) -> Option<Vec<u64>> {
+fn plans(made: &Attempt, trial: &Manager, limit: MemoryLimit, measured: &[u64]) -> Option<Vec<u64>> {
     let report = made.stages.as_ref().filter(|report| !report.estimated.is_empty())?;
     let expected = report.estimated.iter().enumerate().map(|(rank, &bytes)| {
         let ratio = measured.get(rank).copied().unwrap_or(AS_ESTIMATED);
@@ -133,14 +137,13 @@ fn plans(made: &Attempt, limit: MemoryLimit, measured: &[u64]) -> Option<Vec<u64
     if expected.max().unwrap_or(0) <= limit.bytes / NEAR && !report.is_limited {
         return None;
     }
-    lowered(made, made.module.clone(), limit)
+    lowered(made, made.module.clone(), trial, limit)
 }
 
 /// Bytes of the plan of each pipeline rank for another step with the same options. `None` if it cannot be lowered.
-fn lowered(made: &Attempt, step: Module, limit: MemoryLimit) -> Option<Vec<u64>> {
+fn lowered(made: &Attempt, step: Module, trial: &Manager, limit: MemoryLimit) -> Option<Vec<u64>> {
     let microbatches = made.plan.stage.as_ref().map_or(1, |stage| u64::from(stage.microbatches));
-    let manager = Manager { trial: true, ..Manager::default() };
-    let lowering = &mut Lowering::new(&manager, made.cx.passes_run);
+    let lowering = &mut Lowering::new(trial, made.cx.passes_run);
     let (target, multiprocessors) = (limit.target, limit.multiprocessors);
     let update = made.plan.update;
     let programs = lower_step(lowering, step, microbatches, update, target, multiprocessors).ok()?;

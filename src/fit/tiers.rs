@@ -25,13 +25,19 @@ const TRIES: usize = 4;
 /// A budget is used well enough if at most one part in `NEAR` of it is unused.
 const NEAR: u64 = 64;
 
-/// The turn of a candidate: whether its updates are early, its predicted picoseconds, and its number among those of equal time. A candidate
-/// that stands for others has no first number, and comes before them.
-type Turn = (bool, u64, Option<usize>, usize);
+/// Candidates wait in this order: late updates first, then predicted time, then the order in which they were listed.
+type Waiting = BTreeMap<(bool, u64, Listed), Candidate>;
 
-/// Candidates by their turns. Each has the bytes of the device that all its programs need; without them, it stands for all candidates that
-/// differ from it in the values that leave the device, none of which takes less time.
-type Waiting = BTreeMap<Turn, (Candidate, Option<u64>)>;
+/// The place of a candidate in the list.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Listed {
+    /// The candidate has this number. It stands for all candidates that differ from it in the values that leave the device, none of which
+    /// takes less time.
+    Standing(usize),
+    /// The number of the candidate that stood for this one, the number among the candidates for which it stood, and the bytes of the
+    /// device that all programs of this one need.
+    Own(usize, usize, u64),
+}
 
 impl Search<'_> {
     /// Finds the first candidate that fits, and improves it value by value.
@@ -39,10 +45,13 @@ impl Search<'_> {
         let mut smallest: Option<Tried> = None;
         let (mut failed, mut least): (Vec<Candidate>, u64) = (vec![], u64::MAX);
         let mut waiting = self.candidates_on_device()?;
-        while let Some(((.., number), (candidate, own))) = waiting.pop_first() {
-            let Some(own) = own else {
-                waiting.extend(self.candidates_off_device(&candidate, number)?);
-                continue;
+        while let Some(((.., listed), candidate)) = waiting.pop_first() {
+            let own = match listed {
+                Listed::Standing(number) => {
+                    waiting.extend(self.candidates_off_device(&candidate, number)?);
+                    continue;
+                }
+                Listed::Own(_, _, bytes) => bytes,
             };
             if own > self.device_budget() || failed.iter().any(|failed| candidate.takes_as_much(failed)) {
                 least = least.min(own);
@@ -72,7 +81,7 @@ impl Search<'_> {
                 let candidate = Candidate { recompute: recompute.clone(), compress, ..self.unchanged() };
                 let made = self.measure.made(&candidate)?;
                 if candidate.compress.is_none() || made.is_compressed() {
-                    all.insert((false, made.picoseconds, None, all.len()), (candidate, None));
+                    all.insert((false, made.picoseconds, Listed::Standing(all.len())), candidate);
                 }
             }
         }
@@ -92,9 +101,10 @@ impl Search<'_> {
             let candidate = Candidate { offload, ..standing.clone() };
             let made = self.measure.made(&candidate)?;
             for update in self.update_times() {
-                let turn = (update == UpdateTime::Early, made.picoseconds, Some(number), all.len());
                 let least = costs::least_of_device(&made.step, update);
-                all.insert(turn, (Candidate { update, ..candidate.clone() }, Some(least)));
+                let listed = Listed::Own(number, all.len(), least);
+                let turn = (update == UpdateTime::Early, made.picoseconds, listed);
+                all.insert(turn, Candidate { update, ..candidate.clone() });
             }
         }
         Ok(all)
@@ -139,11 +149,6 @@ impl Search<'_> {
             && self.conditions.may_update_early
             && self.conditions.microbatches == 1;
         [given].into_iter().chain(may_be_early.then_some(UpdateTime::Early)).collect()
-    }
-
-    /// Bytes that the programs may take on the device.
-    pub(super) fn device_budget(&self) -> u64 {
-        self.tiers.budgets.device.map_or(u64::MAX, |Budget(bytes)| bytes)
     }
 
     /// Reduces the repeated nodes and the copies of a candidate. First, as few activations as possible are computed again; then as many of

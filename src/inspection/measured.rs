@@ -115,7 +115,7 @@ fn stage_facts(stage: u32, measured: &MeasuredRank) -> MeasuredStageFacts {
     }
 }
 
-/// Returns, for each rank, the share of the time of its steps in which it computed nothing. A step lasts from the begin of the first task to
+/// Returns, for each rank, the share of the time of its steps in which it computed nothing. A step lasts from the start of the first task to
 /// the end of the last task of all ranks. Without a flush between steps, the first and the last task are those of the rank itself.
 fn measured_idle(pipeline: &StageTable, ranks: &[MeasuredRank]) -> Vec<f64> {
     let steps = ranks.iter().map(|rank| rank.windows.len()).min().unwrap_or_default();

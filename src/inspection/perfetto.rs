@@ -40,11 +40,10 @@ fn span(
 /// The event of a task, from one millisecond to another.
 fn task_event(
     track: (u32, usize),
-    task: Task,
+    (task, phase): (Task, &str),
     [begin_ms, end_ms]: [f64; 2],
     waited_ms: Option<f64>,
 ) -> Value {
-    let phase = task.part.phase.long_name();
     let mut arguments = json!({ "phase": phase, "stage": task.part.chunk, "microbatch": task.microbatch });
     if let Some(waited) = waited_ms {
         arguments["waited for messages, ms"] = json!(waited);
@@ -88,7 +87,10 @@ impl PipelineFacts {
         for (rank, facts) in self.ranks.iter().enumerate() {
             events.push(named(PREDICTED, "thread_name", rank, &format!("pipeline rank {rank}")));
             let times = facts.tasks.iter().map(|task| (task.task, [task.begin_ms, task.end_ms]));
-            events.extend(times.map(|(task, times)| task_event((PREDICTED, rank), task, times, None)));
+            let event = |(task, times): (Task, _)| {
+                task_event((PREDICTED, rank), (task, task.part.phase.long_name()), times, None)
+            };
+            events.extend(times.map(event));
         }
         events.extend(self.arrows().iter().enumerate().flat_map(|(number, arrow)| arrow.events(number)));
         timeline(events)
@@ -123,7 +125,7 @@ impl MeasuredPipeline {
             events.push(named(MEASURED, "thread_name", track, &name));
             events.extend(tasks.iter().map(|task| {
                 let times = [task.begin_ms, task.end_ms];
-                task_event((MEASURED, track), task_of(task), times, Some(task.waited_ms))
+                task_event((MEASURED, track), (task_of(task), &task.phase), times, Some(task.waited_ms))
             }));
         }
         events

@@ -155,7 +155,7 @@ pub struct CommandFacts {
     pub flops: u64,
     /// The longest part of its time: `memory`, `compute`, `link`, `host`, `disk` or `launch`.
     pub bound: &'static str,
-    /// The microseconds from the begin of the section to its begin.
+    /// The microseconds from the start of the section to the start of the command.
     pub begin_us: f64,
     /// Microseconds that it takes.
     pub us: f64,

@@ -38,7 +38,7 @@ pub struct PipelineFacts {
     pub steps: u32,
     /// The device whose rates the times follow from.
     pub device: String,
-    /// The milliseconds from the begin of the first task of a step to the end of its last task.
+    /// The milliseconds from the start of the first task of a step to the end of its last task.
     pub microbatches_ms: f64,
     /// The whole step, if the question names a machine.
     #[serde(skip_serializing_if = "Option::is_none")]

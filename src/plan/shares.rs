@@ -107,11 +107,15 @@ impl Share {
         let (whole, device) = (over(&[]), local_bytes(ty, &module.mesh));
         let over_tensor = over(&[AxisRole::Tensor]);
         let over_experts = over(&[AxisRole::Tensor, AxisRole::Expert]);
-        self.one_device += whole;
-        self.device += device;
-        self.saved_by_tensor += whole - over_tensor;
-        self.saved_by_expert += over_tensor - over_experts;
-        self.saved_by_data += over_experts - device;
+        for (sum, bytes) in [
+            (&mut self.one_device, whole),
+            (&mut self.device, device),
+            (&mut self.saved_by_tensor, whole.saturating_sub(over_tensor)),
+            (&mut self.saved_by_expert, over_tensor.saturating_sub(over_experts)),
+            (&mut self.saved_by_data, over_experts.saturating_sub(device)),
+        ] {
+            *sum = sum.saturating_add(bytes);
+        }
     }
 }
 

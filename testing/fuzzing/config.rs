@@ -1,6 +1,6 @@
 //! Config files.
 
-use clap::{ArgMatches, CommandFactory};
+use clap::ArgMatches;
 use std::sync::LazyLock;
 use trainyard::cli::{Cli, Command, ParseError};
 use trainyard::config::file::ConfigFile;
@@ -20,7 +20,7 @@ pub(super) fn config(bytes: &[u8]) {
 /// The settings of a config file, `None` if it is refused.
 fn read(text: &str) -> Option<Settings> {
     static COMMAND: LazyLock<clap::Command> = LazyLock::new(|| {
-        let mut command = Cli::command();
+        let mut command = trainyard::cli::command();
         command.build();
         command
     });
@@ -42,7 +42,7 @@ fn read(text: &str) -> Option<Settings> {
     let _ = file.notes(&arguments).map(|notes| notes.to_string());
     let before = ["trainyard", "compile"].map(str::to_owned);
     let arguments = before.into_iter().chain(arguments).chain(["model.onnx".to_owned()]);
-    // Each key was accepted alone, so all of them together must be accepted: the subcommand has the same flags.
+    // Each key was accepted alone, so clap accepts all of them together. Only the rules between flags may refuse them.
     let cli = match Cli::parse_with_config(arguments) {
         Ok(cli) => cli,
         Err(ParseError::Settings(_) | ParseError::Rules(_)) => return None,

@@ -5,7 +5,6 @@
 //! version 9.0, chapter 9.7. Approximations (`ex2.approx`) are rounded from f64 here, and differ on a device by a few units in the last
 //! place.
 
-use super::conversion::conversion;
 use super::types::{Real, Type};
 use std::cmp::Ordering;
 
@@ -53,10 +52,9 @@ pub(super) fn operands(name: &str, modifiers: &Modifiers) -> usize {
     }
 }
 
-/// Returns the function of an instruction; `None` if it is not modelled.
+/// Returns the function of an instruction other than `cvt`; `None` if it is not modelled.
 pub(super) fn evaluate(name: &str, modifiers: &mut Modifiers) -> Option<Evaluate> {
     match name {
-        "cvt" => return conversion(modifiers),
         "setp" => return comparison(modifiers),
         "testp" => return class(modifiers),
         "dp2a" => return products_of_halves(modifiers),
@@ -344,6 +342,7 @@ fn funnel_shift(modifiers: &mut Modifiers) -> Option<Evaluate> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::decode::function;
     use super::*;
 
     /// Returns the result of an instruction on registers.
@@ -352,7 +351,7 @@ mod tests {
         let name = words.next().expect("a name");
         let mut modifiers = Modifiers(words.collect());
         let evaluate =
-            evaluate(name, &mut modifiers).unwrap_or_else(|| panic!("{instruction} is not modelled"));
+            function(name, &mut modifiers).unwrap_or_else(|| panic!("{instruction} is not modelled"));
         assert!(modifiers.0.is_empty(), "{:?} of {instruction} are not modelled", modifiers.0);
         evaluate(registers)
     }
@@ -437,7 +436,7 @@ mod tests {
         {
             let mut words = instruction.split('.');
             let name = words.next().expect("a name");
-            assert!(evaluate(name, &mut Modifiers(words.collect())).is_none(), "{instruction}");
+            assert!(function(name, &mut Modifiers(words.collect())).is_none(), "{instruction}");
         }
     }
 }

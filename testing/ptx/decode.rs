@@ -1,55 +1,16 @@
-//! Decodes instructions by their names: the words and operands of each instruction, and its operation.
+//! Decodes instructions by their names: returns the operation of each instruction, with its operands.
 
-use super::arithmetic::{Modifiers, evaluate, insert_field, operands};
+use super::arithmetic::{Evaluate, Modifiers, evaluate, insert_field, operands};
+use super::conversion::conversion;
 use super::instruction::{Operand, Operation, Shuffle, Space};
 use super::memory::{LOCAL_WINDOW, SHARED_WINDOW};
 use super::parse::{CallNames, Parser, list};
 use super::types::Type;
+use super::words::Words;
 
-/// An instruction that is decoded: `ld.global.v2.b32 {%r1, %r2}, [%rd1+8]`. A function takes the modifiers that it understands.
-pub(super) struct Words<'a> {
-    /// `ld`
-    pub(super) name: &'a str,
-    /// `global`, `v2`, `b32`
-    pub(super) modifiers: Modifiers<'a>,
-    /// `{%r1, %r2}`, `[%rd1+8]`
-    pub(super) operands: Vec<&'a str>,
-}
-
-impl<'a> Words<'a> {
-    fn operand(&self, index: usize) -> Result<&'a str, String> {
-        self.operands.get(index).copied().ok_or_else(|| format!("`{}` has no operand {index}", self.name))
-    }
-
-    /// Returns the error of words that are left over.
-    pub(super) fn unmodelled(&self) -> String {
-        format!("`{}.{}` is not modelled", self.name, self.modifiers.0.join("."))
-    }
-
-    /// Takes the type.
-    fn take_type(&mut self) -> Result<Type, String> {
-        self.modifiers.take_type().ok_or_else(|| self.unmodelled())
-    }
-
-    /// Takes one of these words; one must be there.
-    fn take_one(&mut self, words: &[&'static str]) -> Result<&'static str, String> {
-        self.modifiers.take_one(words).ok_or_else(|| self.unmodelled())
-    }
-
-    /// Takes all words, which must be these.
-    fn take_all(&mut self, words: &str) -> Result<(), String> {
-        if self.modifiers.0.join(".") != words {
-            return Err(self.unmodelled());
-        }
-        self.modifiers.0.clear();
-        Ok(())
-    }
-
-    /// Returns the operand in memory and the other operand, of a load or a store.
-    fn place_and_number(&self) -> Result<[&'a str; 2], String> {
-        let [first, second] = [self.operand(0)?, self.operand(1)?];
-        Ok(if self.name == "ld" { [second, first] } else { [first, second] })
-    }
+/// Returns the function of an instruction that computes a number; `None` if it is not modelled.
+pub(super) fn function(name: &str, modifiers: &mut Modifiers) -> Option<Evaluate> {
+    if name == "cvt" { conversion(modifiers) } else { evaluate(name, modifiers) }
 }
 
 /// Returns the text inside of braces, brackets or parentheses.
@@ -263,7 +224,7 @@ impl Parser<'_> {
 
     fn computed(&mut self, words: &mut Words) -> Result<Operation, String> {
         let (unmodelled, count) = (words.unmodelled(), operands(words.name, &words.modifiers));
-        let evaluate = evaluate(words.name, &mut words.modifiers).ok_or(unmodelled)?;
+        let evaluate = function(words.name, &mut words.modifiers).ok_or(unmodelled)?;
         let of = words.operands.get(1..).unwrap_or_default();
         if of.len() != count {
             return Err(format!("`{}` is not modelled with {} operands", words.name, of.len()));

@@ -1,23 +1,10 @@
 //! Executes instructions, lane by lane. [`super::warp`] has the instructions that the lanes of a warp execute together.
 
 use super::instruction::{Address, Operand, Operation, Register, Space, Special};
-use super::machine::{LANES, Machine, Mask, lanes};
+use super::machine::{COPIED, Copy, LANES, Machine, Mask, lanes};
 use super::memory::{Accessor, Problem};
 use super::types::Type;
 use std::fmt;
-
-/// A copy to shared memory that is under way.
-#[derive(Clone, Copy)]
-pub(super) struct Copy {
-    to: u64,
-    /// The source; `None` if zeros are copied.
-    from: Option<u64>,
-    /// The source when the copy began.
-    bytes: [u8; COPIED],
-}
-
-/// The bytes of the target of a copy, and of a row of a matrix.
-pub(super) const COPIED: usize = 16;
 
 impl Machine<'_> {
     pub(super) fn get(&self, warp: usize, lane: usize, operand: Operand) -> u64 {

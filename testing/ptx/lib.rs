@@ -21,6 +21,7 @@ mod parse;
 mod tests;
 mod types;
 mod warp;
+mod words;
 
 use agreement::{Difference, Outcome, pointed_to};
 pub use agreement::{Row, Table, family};

@@ -8,7 +8,6 @@
 //! and the others go on at 20: the lanes at 20 go first, because their instruction comes first. When they come to a shuffle whose
 //! mask names all lanes, they wait until the others stand there, too.
 
-use super::execute::Copy;
 use super::instruction::{Code, Guard, Instruction, Operand, Operation};
 use super::memory::{LaunchMemory, Region};
 
@@ -50,6 +49,19 @@ pub(super) struct Launch<'a> {
 pub(super) type Stop = String;
 
 pub(super) const LANES: usize = 32;
+
+/// A copy to shared memory that is under way.
+#[derive(Clone, Copy)]
+pub(super) struct Copy {
+    pub(super) to: u64,
+    /// The source; `None` if zeros are copied.
+    pub(super) from: Option<u64>,
+    /// The source when the copy began.
+    pub(super) bytes: [u8; COPIED],
+}
+
+/// The bytes of the target of a copy, and of a row of a matrix.
+pub(super) const COPIED: usize = 16;
 
 /// A thread of the block that runs.
 #[derive(Clone, Default)]

@@ -15,10 +15,10 @@
 //! ```
 
 use super::arithmetic::Modifiers;
-use super::decode::Words;
 use super::instruction::{Address, Code, Guard, Instruction, Operand, Operation, Register, Special};
 use super::memory::MODULE_WINDOW;
 use super::types::Type;
+use super::words::Words;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Reads the instructions of a kernel.

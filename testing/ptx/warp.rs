@@ -1,8 +1,7 @@
 //! Instructions that the lanes of a warp execute together: shuffles, and loads and products of matrices.
 
-use super::execute::COPIED;
 use super::instruction::{Address, Operand, Register, Shuffle, Space};
-use super::machine::{LANES, Machine, Mask, lanes};
+use super::machine::{COPIED, LANES, Machine, Mask, lanes};
 use super::types::Type;
 
 impl Machine<'_> {

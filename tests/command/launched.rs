@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use testing::workplace::Workplace;
+use testing::workplace::{Ended, Workplace};
 
 const TRAINYARD: &str = env!("CARGO_BIN_EXE_trainyard");
 
@@ -47,6 +47,21 @@ fn processes_for_gpus_agree_over_the_network_that_the_model_is_missing() {
     assert!(told[0].contains("error: "), "{told:?}");
     assert_eq!(told[1], "", "rank 0 alone tells");
     assert!(began.elapsed() < Duration::from_secs(15), "nobody waits for somebody who has ended");
+}
+
+#[test]
+fn help_and_wrong_flags_come_before_variables_that_make_no_sense() {
+    let place = Workplace::new(TRAINYARD);
+    let run = |arguments: &str| {
+        let mut command = place.command(arguments);
+        Ended::of(command.env("RANK", "x").env("MASTER_ADDR", "h").output().expect("it starts"))
+    };
+    let help = run("compile --help");
+    assert_eq!(help.status.code(), Some(0), "{}", help.stderr);
+    assert!(run("compile m.onnx --stepps 4").stderr.contains("unexpected argument '--stepps'"));
+    assert!(
+        run("compile m.onnx --steps 4").stderr.contains("the environment variable RANK of torchrun is `x`")
+    );
 }
 
 #[test]

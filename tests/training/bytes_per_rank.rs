@@ -8,8 +8,8 @@ use passes::{Manager, Pass, PassContext, Pipeline};
 use testing::layers::{Reductions, reductions, stored};
 use testing::models::{self, Fixture, adamw, done, path};
 use trainyard::compilation::{self, Forward, Source};
-use trainyard::inspection::{Share, Shares};
 use trainyard::pipeline::CompilationPlan;
+use trainyard::plan::{Share, Shares};
 
 /// A model compiled up to its loss, to be split in several ways.
 struct Subject {

@@ -5,12 +5,13 @@ mod against;
 mod rounding;
 
 use crate::TRAINYARD;
+use clap::error::ErrorKind;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::{At, Builder, DType, Module, Op, Phase, Role, Type};
 use std::path::Path;
 use testing::models::{self, path};
 use testing::planted::Planted;
-use trainyard::cli::{Cli, Command};
+use trainyard::cli::{Cli, Command, ParseError};
 use trainyard::diagnostics::{Severity, render};
 use trainyard::verification::Mode;
 use trainyard::verification::compare::{Difference, Kind};
@@ -255,8 +256,10 @@ fn files_of_numbers_that_do_not_fit_say_what_would() {
     assert!(missing.contains("nowhere.npz"), "{missing}");
     let wrong = verify("mlp.dynamo.onnx --against numbers.txt").unwrap_err();
     assert!(wrong.contains("not an .npz file"), "{wrong}");
-    let both = verify("mlp.dynamo.onnx --bisect --against mlp.io.npz").unwrap_err();
-    assert!(both.contains("give only one of these flags"), "{both}");
+    let both =
+        Cli::parse_with_config(["trainyard", "verify", "mlp.onnx", "--bisect", "--against", "mlp.npz"]);
+    let Err(ParseError::Usage(error)) = both else { panic!("{both:?}") };
+    assert_eq!(error.kind(), ErrorKind::ArgumentConflict);
 }
 
 #[test]

@@ -86,7 +86,7 @@ impl Operator for Bitwise {
 }
 
 impl Operator for Bitcast {
-    /// The operator reads the bits of an f32.
+    // Full precision: the operator reads the bits of an f32.
     fn facts(&self) -> Facts {
         Operands::view(Movement::Reinterpreted).anywhere(PrecisionClass::Full)
     }

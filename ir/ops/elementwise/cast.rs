@@ -57,14 +57,13 @@ impl Operator for Cast {
     }
 }
 
-/// Converts numbers to elements of a type: truncated for integers, `≠ 0` for bools.
+/// Converts numbers to elements of a type: truncated and wrapped for integers, `≠ 0` for bools.
 pub(super) fn from_numbers(dtype: DType, sizes: Vec<usize>, numbers: Vec<f64>) -> Tensor {
-    let elements = match dtype {
-        DType::Bool => Elements::Bool(numbers.into_iter().map(|x| x != 0.0).collect()),
-        _ if dtype.is_float() => Elements::Float(numbers),
-        _ => Elements::Int(numbers.into_iter().map(|x| wrap(dtype, x as i64)).collect()),
-    };
-    Tensor { dtype, sizes, elements }
+    let mut tensor = Tensor::of_numbers(dtype, sizes, numbers);
+    if let Elements::Int(ints) = &mut tensor.elements {
+        ints.iter_mut().for_each(|x| *x = wrap(dtype, *x));
+    }
+    tensor
 }
 
 /// Wraps an integer to the range of its type.

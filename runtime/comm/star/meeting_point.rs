@@ -32,9 +32,10 @@ impl FromStr for MeetingPoint {
     type Err = InvalidAddress;
 
     fn from_str(text: &str) -> Result<Self, InvalidAddress> {
-        match text.contains('/') && !text.contains("://") {
-            true => Ok(Self::File(text.into())),
-            false => text.parse().map(Self::Address),
+        if text.contains('/') && !text.contains("://") {
+            Ok(Self::File(text.into()))
+        } else {
+            text.parse().map(Self::Address)
         }
     }
 }

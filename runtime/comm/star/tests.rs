@@ -4,7 +4,8 @@ use super::meeting_point::{Address, MeetingPoint};
 use super::rendezvous::{Newcomer, join};
 use super::{GiveUp, Loss, Star};
 use crate::agreement::Agreement;
-use crate::{CommError, Communicator};
+use crate::{CollectiveKind, CommError, Communicator};
+use ir::PartialKind;
 use std::fs;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -65,7 +66,18 @@ fn processes_agree_over_their_connections() {
 
 #[test]
 fn the_connections_carry_no_tensors() {
-    let errors = on_ranks(2, |star| star.send(1 - star.rank(), 0, &[1]).unwrap_err().to_string());
+    let collectives = [
+        (CollectiveKind::AllReduce(PartialKind::Sum), "`all_reduce`"),
+        (CollectiveKind::ReduceScatter(PartialKind::Sum), "`reduce_scatter`"),
+        (CollectiveKind::AllToAll, "`all_to_all`"),
+    ];
+    let errors = on_ranks(2, |star| {
+        for (kind, name) in collectives {
+            let error = star.collective(kind, &[0, 1], &mut []).unwrap_err().to_string();
+            assert!(error.contains("no tensors") && error.contains(name), "{error}");
+        }
+        star.send(1 - star.rank(), 0, &[1]).unwrap_err().to_string()
+    });
     assert!(
         errors[1].contains("rank 1 cannot exchange messages") && errors[1].contains("no tensors"),
         "{errors:?}"

@@ -246,13 +246,12 @@ fn round(dtype: DType, own: &mut [u8], stored: &mut [u8], last: bool) {
 fn filled(operand: &Operand, mut register: Register) -> Register {
     with_width!(operand.dtype.bytes(), T => {
         let element = bytemuck::cast_slice::<u8, T>(operand.bytes)[0];
-        match is_half(operand.dtype) {
-            true => {
-                let mut one = [0.0];
-                widen_half(operand.dtype, bytemuck::bytes_of(&element), &mut one);
-                bytemuck::cast_slice_mut::<u64, f32>(&mut register).fill(one[0]);
-            }
-            false => bytemuck::cast_slice_mut::<u64, T>(&mut register).fill(element),
+        if is_half(operand.dtype) {
+            let mut one = [0.0];
+            widen_half(operand.dtype, bytemuck::bytes_of(&element), &mut one);
+            bytemuck::cast_slice_mut::<u64, f32>(&mut register).fill(one[0]);
+        } else {
+            bytemuck::cast_slice_mut::<u64, T>(&mut register).fill(element);
         }
     });
     register
@@ -260,9 +259,10 @@ fn filled(operand: &Operand, mut register: Register) -> Register {
 
 /// Loads a block of an operand into its register.
 fn fill(dtype: DType, from: &[u8], register: &mut Register) {
-    match is_half(dtype) {
-        true => widen_half(dtype, from, bytemuck::cast_slice_mut(register)),
-        false => bytemuck::cast_slice_mut::<u64, u8>(register)[..from.len()].copy_from_slice(from),
+    if is_half(dtype) {
+        widen_half(dtype, from, bytemuck::cast_slice_mut(register));
+    } else {
+        bytemuck::cast_slice_mut::<u64, u8>(register)[..from.len()].copy_from_slice(from);
     }
 }
 

@@ -91,8 +91,8 @@ fn for_blocks<const N: usize>(
     });
 }
 
-/// Updates a parameter and its only state, the results 0 and 1, by an update of blocks. It gets a block of the gradient, of the parameter
-/// and of the state, in the type in which they are computed.
+/// Updates a parameter and its only state, which are the results 0 and 1, block by block. `update` gets a block of the gradient, of the
+/// parameter and of the state, in the type in which they are computed.
 fn update_with_state<S: Float>(
     call: &mut Call,
     skips: bool,

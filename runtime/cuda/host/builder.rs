@@ -1,9 +1,38 @@
-//! Variants of the stand-in for tests: with little memory, with faults, checked, or for the ends of huge tensors.
+//! Makes the stand-in, and variants of it for tests: with little memory, with faults, checked, or for the ends of huge tensors.
 
-use super::{Host, LaunchCheck};
+use super::capture::Warm;
+use super::compile::Libraries;
+use super::functions::HostThread;
+use super::{Host, LaunchCheck, Order};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl Host {
+    /// Returns a device that has the memory of this machine.
+    pub fn new(order: Order) -> Self {
+        Self {
+            order,
+            size: None,
+            compiled: vec![],
+            tables: vec![],
+            libraries: Libraries::default(),
+            communicator: None,
+            notes: None,
+            capture: None,
+            graphs: vec![],
+            warm: Warm::default(),
+            inside: BTreeSet::new(),
+            corners: 0,
+            is_checked: false,
+            second_way: None,
+            refuses_captures: false,
+            declared: vec![],
+            functions: HostThread::default(),
+            state: RefCell::default(),
+        }
+    }
+
     /// Returns a stand-in that holds this number of bytes.
     pub fn holding(self, bytes: u64) -> Self {
         Self { size: Some(bytes), ..self }

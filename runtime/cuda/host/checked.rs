@@ -94,10 +94,10 @@ impl Queued {
 
 /// A second way of running launches, which has to leave the memory that the stand-in leaves.
 pub trait LaunchCheck: fmt::Debug + Send + Sync {
-    /// Runs a launch again, and compares the memory. It is called for both sides of the guard pages.
+    /// Runs a launch again and compares the memory. It is called once for each side on which operands touch the guard pages.
     ///
     /// # Errors
-    /// The way, and its fault or the result that differs.
+    /// A text that continues `KERNEL, `: the second way, then the fault of a thread or the result that differs.
     fn check(&self, launch: &CheckedLaunch, side: Side) -> Result<(), String>;
 }
 

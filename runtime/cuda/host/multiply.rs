@@ -24,8 +24,8 @@ pub(super) struct MatrixMemory<'a> {
 pub(super) fn check_bounds(multiply: &Multiply, memory: &MatrixMemory) -> Result<(), DriverError> {
     let Multiply { sizes: [m, k, n], batch, dtype, out_dtype, epilogue, .. } = multiply;
     let of = |matrices: &Matrices, dtype: DType, batch, sizes| {
-        let place = matrices.place(dtype, batch, sizes).bytes;
-        place.end - place.start
+        let bytes = matrices.touched(dtype, batch, sizes).bytes;
+        bytes.end - bytes.start
     };
     let result = |matrices: &Matrices| of(matrices, *out_dtype, 1, [*m, *n]);
     let vector = |count: &usize| *count as u64 * out_dtype.bytes();

@@ -1,4 +1,4 @@
-//! Reads at indices, and the gradients of these reads, which are summed in a fixed order.
+//! Reads at indices, and the rows that the indices of reads, of their gradients and of writes choose.
 
 use super::source::{INDEXING, KernelDraft, address, index_type, is_aligned, word};
 use crate::program::{Argument, ByRank, CutDim};
@@ -111,8 +111,7 @@ pub(super) fn neighbours(width: usize, views: &[&View]) -> usize {
     [16, 8, 4, 2].into_iter().filter(|count| count * bytes <= 16).find(fits).unwrap_or(1)
 }
 
-/// Launches a thread for each pack of the result.
-/// Reads the rows that an operator's indices choose.
+/// Reads the rows that an operator's indices choose. Launches a thread for each pack of the result.
 pub(super) fn gather(op: &Op, instruction: &Instruction) -> KernelDraft {
     let ([data, indices], out) = (&instruction.operands[..], &instruction.results[0]) else {
         unreachable!("two operands");

@@ -1,4 +1,5 @@
-//! Writes at indices, in a fixed order: updates are sorted by their places, then the updates of one place are combined.
+//! Writes at indices, and gradients of reads at indices, in a fixed order: updates are sorted by their places, then the updates of one
+//! place are combined.
 //!
 //! Scratch has the keys of the updates, 8 bytes each, twice if one block is not enough to sort them. Then it has the partial results of
 //! threads that combine only some of the updates of a place.
@@ -54,18 +55,18 @@ fn number(kind: ScatterKind, dtype: DType) -> (&'static str, usize) {
 
 /// Returns the f32 numbers of scratch that the kernels take.
 pub(super) fn scratch(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
-    let kind = kind(op);
-    let indices = if kind.is_some() { &operands[1] } else { &operands[0] };
-    let way = IndexedRows::of(op, [&results[0].layout.sizes, &indices.layout.sizes]);
-    ScratchParts::of(&way, kind.unwrap_or(ScatterKind::Add), results[0].dtype).end
+    let (kind, indices) = kind(op);
+    let way = IndexedRows::of(op, [&results[0].layout.sizes, &operands[indices].layout.sizes]);
+    ScratchParts::of(&way, kind, results[0].dtype).end
 }
 
-/// Returns the way in which an operator combines updates with data. `None` for gradients of reads, which have no data.
-fn kind(op: &Op) -> Option<ScatterKind> {
+/// Returns the way in which an operator combines updates, and the number of the operand with the indices.
+fn kind(op: &Op) -> (ScatterKind, usize) {
     match op {
-        Op::ScatterElements(op) => Some(op.kind),
-        Op::ScatterNd(op) => Some(op.kind),
-        _ => None,
+        Op::GatherGrad(_) | Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => (ScatterKind::Add, 0),
+        Op::ScatterElements(op) => (op.kind, 1),
+        Op::ScatterNd(op) => (op.kind, 1),
+        other => unreachable!("`{}` scatters nothing", other.name()),
     }
 }
 
@@ -93,7 +94,7 @@ impl<'a> Scatter<'a> {
         let result = &instruction.results[0];
         Self {
             way: IndexedRows::of(op, [&result.layout.sizes, &indices.layout.sizes]),
-            kind: kind(op).unwrap_or(ScatterKind::Add),
+            kind: kind(op).0,
             indices,
             updates,
             result,
@@ -123,7 +124,7 @@ impl<'a> Scatter<'a> {
         self.adds.clone().map_or_else(|| "0".into(), |adds| run.parameter("i64", adds))
     }
 
-    /// Returns no step if there are no updates.
+    /// Returns the kernels that sort the updates and combine those of one place. There are none without updates.
     fn steps(&self) -> Vec<Step> {
         if self.way.rows == 0 {
             return vec![];

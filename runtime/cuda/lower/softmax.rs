@@ -7,6 +7,7 @@ use program::Instruction;
 
 /// Returns a kernel that reads a row of each operand and writes a row of the result.
 pub(super) fn by_rows(way: &str, dim: u32, instruction: &Instruction, on: Multiprocessors) -> KernelDraft {
+    // A row of each operand is in registers.
     let held = if instruction.operands.len() == 1 { RegisterBudget::ONE } else { RegisterBudget::TWO };
     let views = instruction.operands.iter().chain(&instruction.results);
     let tensors: Vec<_> = views.map(unplaced).collect();

@@ -113,7 +113,7 @@ pub(crate) fn of(task: &CollectiveTask) -> Result<Vec<Call>, DriverError> {
         // Tensors that are only moved are sent as bytes.
         let bytes = pieces.count * pieces.dtype.bytes() as usize;
         let combined = || {
-            let operation = operation(collective.reduced.unwrap_or(PartialKind::Sum));
+            let operation = operation(collective.reduced.expect("a reduction has a kind"));
             Ok::<_, DriverError>((pieces.count, element(pieces.dtype)?, operation))
         };
         match collective.kind {

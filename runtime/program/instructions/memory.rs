@@ -32,7 +32,8 @@ pub struct TierMemory {
     pub lower_bound: u64,
 }
 
-/// The bytes of each class at the position where most bytes are alive. Their sum is the size of the arena.
+/// The bytes of each class at the position where most bytes are alive. Their sum is the size of the arena. `inspect` writes them as JSON:
+/// the names of the fields are the keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryByClass {
     /// Parameters and buffers of the model, and the casts of weights that a step makes before its first microbatch.

@@ -111,7 +111,10 @@ impl Fields for Section<'_> {
 
     fn number(&mut self, key: &'static str, number: &mut f64, (wanted, is_valid): Range) {
         let Some(value) = self.value(key) else { return };
-        let given = digits(value.get_ref()).and_then(|digits| digits.parse::<f64>().ok());
+        let fits = |digits: &String| {
+            !matches!(value.get_ref(), DeValue::Integer(_)) || digits.parse::<i64>().is_ok()
+        };
+        let given = digits(value.get_ref()).filter(fits).and_then(|digits| digits.parse::<f64>().ok());
         match given.filter(|given| is_valid(*given)) {
             Some(given) => *number = given,
             None => self.refuse(key, value, wanted),

@@ -44,7 +44,7 @@ pub(super) fn serialize<S: Serializer>(algorithm: &Algorithm, serializer: S) -> 
     serializer.serialize_str(&written(name, &mut algorithm, |_, _| true))
 }
 
-/// The text of a rule with those of its numbers that are shown, by their places.
+/// Writes an update rule with its words and some of its numbers. `is_shown` gets the index and the value of a number.
 fn written(name: &str, algorithm: &mut Algorithm, is_shown: impl Fn(usize, f64) -> bool) -> String {
     let words = algorithm.own_words().into_iter().map(|(name, word)| format!("{name}={word}"));
     let numbers = algorithm.hyperparameters().into_iter().enumerate();

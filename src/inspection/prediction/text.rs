@@ -55,7 +55,8 @@ impl fmt::Display for PredictionFacts {
 }
 
 impl Throughput {
-    /// The rate, of which text has the whole number `samples_per_s`, and the share of the peak: `12,300 tokens per second, MFU 41.2 %`
+    /// The samples or tokens per second, and the share of the peak: `12,300 tokens per second, MFU 41.2 %`. The fraction of `samples_per_s`
+    /// is cut off; the caller may round it before.
     pub(in crate::inspection) fn rate(&self, samples_per_s: f64) -> String {
         let unit = if self.tokens { "tokens" } else { "samples" };
         format!("{} {unit} per second, MFU {:.1} %", grouped(samples_per_s as u64), 100.0 * self.mfu)

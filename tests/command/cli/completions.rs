@@ -34,6 +34,14 @@ fn every_shell_gets_every_subcommand_and_the_flags() {
     }
 }
 
+/// A shell that can leave a flag out does so beside a flag that excludes it.
+#[test]
+fn flags_that_exclude_each_other_are_not_offered_together() {
+    let script = script("zsh");
+    assert!(script.contains("'(--recompute)--memory="), "{script}");
+    assert!(script.contains("'(--against)--bisect["), "{script}");
+}
+
 #[test]
 fn another_shell_is_answered_with_those_there_are() {
     let Err(ParseError::Usage(error)) = parse("completions tcsh") else { panic!("it is no shell we know") };

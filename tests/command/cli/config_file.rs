@@ -15,6 +15,26 @@ fn a_config_file_gives_the_same_settings_as_the_flags() {
     assert_eq!(from_file, compile(flags).settings);
 }
 
+/// The program of a run depends on its steps, so the commands that train nothing take them without data.
+#[test]
+fn commands_that_train_nothing_take_the_steps_of_a_run() {
+    let (_folder, path) = config_file("train = \"synthetic\"\nsteps = 3\nsave-every = 1");
+    for subcommand in ["inspect", "verify"] {
+        for flags in ["--steps 5".to_owned(), format!("--config {}", path.display())] {
+            let parsed = parse(&format!("{subcommand} model.onnx {flags}"));
+            let steps = match parsed
+                .unwrap_or_else(|error| panic!("{subcommand} {flags}: {}", text_of(error)))
+                .command
+            {
+                Command::Inspect(inspect) => inspect.steps,
+                Command::Verify(verify) => verify.steps,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(steps, Some(if flags.starts_with("--steps") { 5 } else { 3 }));
+        }
+    }
+}
+
 #[test]
 fn numbers_in_a_config_file_may_be_written_in_every_way_of_toml() {
     let config = "train = 'größe.txt'\nmicrobatch = 1_000\nsteps = 0b11\nlr = 1_0.5e-1\nclip = 2";

@@ -17,8 +17,16 @@ struct Case {
 }
 
 /// The folders of `--dump`.
-const FOLDERS: [&str; 7] =
-    ["of-compile", "of-inspect", "of-config", "of-deepspeed", "of-whole-batch", "of-resume", "of-verify"];
+const FOLDERS: [&str; 8] = [
+    "of-compile",
+    "of-inspect",
+    "of-config",
+    "of-deepspeed",
+    "of-whole-batch",
+    "of-run",
+    "of-resume",
+    "of-verify",
+];
 
 impl Case {
     fn of(seed: u64) -> Self {
@@ -81,6 +89,11 @@ impl Case {
             if begun.status.code() != Some(0) {
                 return Err(format!("{begin}: {}", begun.stderr));
             }
+            // `inspect` reads the flags of a run, and leaves out those of its data.
+            if let (true, command, told) = run("inspect", "--config begun/config.toml", "of-run")? {
+                return Err(format!("{compile}: {command} is refused\n{told}"));
+            }
+            compare("of-run", "-keep")?;
             // The checkpoint has the global batch.
             let resume = format!("{without} {data} --steps 2 --resume=begun -o again --force");
             if let (true, command, told) = run("compile", &resume, "of-resume")? {

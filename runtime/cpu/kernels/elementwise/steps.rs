@@ -60,9 +60,9 @@ pub(super) fn apply(step: &ChainStep, sources: &[(DType, &[u8])], out: &mut [u8]
 
 /// Defines a function of one element or of two, which may be generic, as a type.
 macro_rules! function {
-    ($name:ident<$($t:ident: $bound:ident)?>($x:ident: $from:ty) -> $to:ty { $body:expr }) => {
+    ($vis:vis $name:ident<$($t:ident: $bound:ident)?>($x:ident: $from:ty) -> $to:ty { $body:expr }) => {
         #[derive(Clone, Copy)]
-        struct $name;
+        $vis struct $name;
         impl<$($t: $bound)?> Map1<$from, $to> for $name {
             #[inline(always)]
             fn at(self, $x: $from) -> $to {
@@ -70,9 +70,9 @@ macro_rules! function {
             }
         }
     };
-    ($name:ident<$($t:ident: $bound:ident)?>($x:ident, $y:ident: $from:ty) -> $to:ty { $body:expr }) => {
+    ($vis:vis $name:ident<$($t:ident: $bound:ident)?>($x:ident, $y:ident: $from:ty) -> $to:ty { $body:expr }) => {
         #[derive(Clone, Copy)]
-        pub(super) struct $name;
+        $vis struct $name;
         impl<$($t: $bound)?> Map2<$from, $to> for $name {
             #[inline(always)]
             fn at(self, $x: $from, $y: $from) -> $to {
@@ -150,7 +150,7 @@ macro_rules! binary {
     ($($kind:ident |$x:ident, $y:ident| $body:expr;)*) => {
         mod two {
             use super::*;
-            $(function!($kind<T: Real>($x, $y: T) -> T { $body });)*
+            $(function!(pub(super) $kind<T: Real>($x, $y: T) -> T { $body });)*
         }
 
         fn binary<T: Real>(op: Binary, x: &[T], y: &[T], out: &mut [T]) {

@@ -54,7 +54,7 @@ fn places(multiply: &Multiply, start: Address) -> (MultiplyPlaces, Address) {
         Address(at)
     };
     let mut matrices = |matrices: &Matrices, dtype: DType, sizes: [usize; 2]| {
-        let span = matrices.place(dtype, multiply.batch, sizes).bytes;
+        let span = matrices.touched(dtype, multiply.batch, sizes).bytes;
         // Matrices at a negative distance lie before the first.
         let before = matrices.apart.min(0).unsigned_abs() * (multiply.batch as u64 - 1) * dtype.bytes();
         take(matrices.start, before, span.end - span.start)

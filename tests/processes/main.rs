@@ -4,13 +4,14 @@
 //! The tests need the feature `mpi`. `MPIRUN` names the launcher of the MPI that the binary was built against.
 #![cfg(feature = "mpi")]
 
+mod programs;
+
 use serde_json::Value;
 use std::env;
 use std::fs;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
-use testing::random_flags::{CLUSTERS, RandomFlags};
 use testing::workplace::Workplace;
 
 const TRAINYARD: &str = env!("CARGO_BIN_EXE_trainyard");
@@ -100,41 +101,6 @@ fn processes_have_the_bits_of_threads_and_go_on_with_each_others_checkpoints() {
             assert!((loss - expected).abs() < 1e-4, "{output}: {loss}, and not {expected}");
         }
     }
-}
-
-/// A mesh without an axis of data ranks gets one from the launcher, as its outermost.
-#[test]
-fn processes_compile_the_program_of_threads() {
-    let mut compared = 0;
-    for RandomFlags { model, mesh, flags, .. } in (0..60).map(RandomFlags::of) {
-        let (processes, launched, threads) = match mesh {
-            "dp=2" => (2, "", "--mesh dp=2"),
-            "dp=4" => (4, "", "--mesh dp=4"),
-            "tp=2,dp=2" => (4, "--mesh tp=2", "--mesh dp=2,tp=2"),
-            "pp=2,dp=2" => (4, "--mesh pp=2", "--mesh dp=2,pp=2"),
-            "pp=3" => (3, "--mesh pp=3", "--mesh pp=3"),
-            _ => continue,
-        };
-        let place = Workplace::new(TRAINYARD);
-        CLUSTERS.iter().for_each(|(file, text)| place.write(file, text.as_bytes()));
-        let command = |own: &str, to: &str| {
-            let flags = flags.replace(&format!("--mesh {mesh}"), own);
-            format!("compile testdata/{model}.onnx {flags} -o run --force --dump {to}")
-        };
-        let ranks: Vec<String> = (0..processes).map(|rank| format!("rank-{rank}")).collect();
-        let commands: Vec<String> = ranks.iter().map(|rank| command(launched, rank)).collect();
-        let of_processes = mpirun(&place, 1, &commands.join(" : ")).output().expect("the launcher starts");
-        let of_threads = place.run(&command(threads, "threads"));
-        let (text, is_compiled) =
-            (String::from_utf8_lossy(&of_processes.stderr), of_threads.status.success());
-        assert_eq!(of_processes.status.success(), is_compiled, "{}: {text}", commands[0]);
-        if is_compiled {
-            compared += 1;
-            let programs = place.dumped("threads");
-            assert!(ranks.iter().all(|rank| place.dumped(rank) == programs), "{}", commands[0]);
-        }
-    }
-    assert!(compared >= 8, "{compared} programs are compared");
 }
 
 #[test]

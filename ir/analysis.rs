@@ -6,9 +6,13 @@ pub mod indices;
 pub mod liveness;
 pub mod memory_plan;
 pub mod readers;
+mod shares;
+mod time;
 mod views;
 
 pub use cost::StepCost;
 pub use liveness::{Lifetime, Lifetimes};
 pub use memory_plan::{Buffer, Overlap, Placement};
 pub use readers::{Readers, held_values, live_nodes, made_by_kernel, reports};
+pub use shares::{Share, Shares};
+pub use time::{Exchange, node_time};

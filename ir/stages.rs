@@ -4,7 +4,7 @@ mod rank;
 
 use crate::timetable::{ChunkPhase, Dependency};
 use crate::{Definition, EVERY_STAGE, Module, NodeId, Op, Phase, State, ValueId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 impl Module {
@@ -52,6 +52,20 @@ impl Module {
             Op::Transfer(_) => Some((self.stage_of(node.operands[0]), node.stage)),
             _ => None,
         }
+    }
+
+    /// Returns the bytes that each device sends from one part of a microbatch to another, by transfers.
+    pub fn sent_bytes(&self) -> BTreeMap<Dependency, u64> {
+        let mut bytes: BTreeMap<Dependency, u64> = BTreeMap::new();
+        for (id, node) in self.nodes().filter(|(_, node)| node.phase.is_microbatch()) {
+            let Some((from, to)) = self.transfers(id) else { continue };
+            let from = ChunkPhase::new(self.phase_of(node.operands[0]), from);
+            let to = ChunkPhase::new(node.phase, to);
+            let sent = bytes.entry(Dependency { from, to }).or_default();
+            let of_value = self.ty(node.operands[0]).local_bytes(&self.mesh).unwrap_or(u64::MAX);
+            *sent = sent.saturating_add(of_value);
+        }
+        bytes
     }
 
     /// Returns the dependencies between the parts of a microbatch: by transfers, and within each stage by phase.

@@ -1,5 +1,9 @@
 //! Views: the steps that cut a state out of its tensor in the file, and their inverse.
 
+mod put_back;
+
+pub use put_back::put_back;
+
 use crate::tensor::{Elements, offsets, strides};
 use crate::{DType, Tensor, ViewStep};
 

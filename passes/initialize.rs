@@ -13,6 +13,7 @@ use ir::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::str::FromStr;
 
 /// The pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,13 +37,44 @@ pub enum Rule {
     },
 }
 
+/// `gpt2`, `kaiming` or `normal:std=0.02`, as users write a rule
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpt2 => f.write_str("gpt2"),
+            Self::Kaiming => f.write_str("kaiming"),
+            Self::Normal { std } => write!(f, "normal:std={std:?}"),
+        }
+    }
+}
+
+impl FromStr for Rule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.strip_prefix("normal:std=")) {
+            ("gpt2", _) => Ok(Self::Gpt2),
+            ("kaiming", _) => Ok(Self::Kaiming),
+            (_, Some(std)) => Self::normal(std),
+            ("normal", _) => Err("`normal` needs a standard deviation: normal:std=0.02".into()),
+            _ => {
+                Err(format!("`{text}` is not a rule for new weights; there are gpt2, kaiming, normal:std=X"))
+            }
+        }
+    }
+}
+
 impl Rule {
+    fn normal(std: &str) -> Result<Self, String> {
+        match std.parse() {
+            Ok(std) if std > 0.0 && f64::is_finite(std) => Ok(Self::Normal { std }),
+            _ => Err(format!("`{std}` is not a standard deviation; give a number above 0")),
+        }
+    }
+
     fn parse(arguments: &mut Arguments) -> Result<Self, String> {
         if let Some(std) = arguments.take("normal") {
-            return match std.parse() {
-                Ok(std) if std > 0.0 && f64::is_finite(std) => Ok(Self::Normal { std }),
-                _ => Err(format!("`{std}` is not a standard deviation; give a number above 0")),
-            };
+            return Self::normal(&std);
         }
         let rule = arguments.word(&[(Self::Gpt2, "gpt2"), (Self::Kaiming, "kaiming")]);
         Ok(rule.ok_or("give a rule: gpt2, kaiming or normal=X")?)

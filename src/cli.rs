@@ -33,8 +33,8 @@ use crate::config::deepspeed::Notes;
 use crate::config::file::ConfigFile;
 use crate::failure::Failure;
 use crate::hardware;
-use crate::launcher::Launched;
 use crate::log;
+use comm::launcher::Launched;
 
 /// A compiler that trains ONNX models
 #[derive(Parser, Clone, Debug)]

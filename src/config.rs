@@ -31,24 +31,24 @@ mod toml_file;
 pub mod value;
 
 pub use command_line::CommandLine;
-pub use data::{Data, DataSource, InputBinding, InputSource, LabelsFrom, Tokenizer};
+pub use data::{Data, InputBinding};
 pub use device::{Device, DeviceChoice};
 pub use experts::Experts;
-pub use initial::{Init, InitRule, Initial, Seed};
+pub use initial::{Init, Initial, Seed};
 pub use look::Look;
 pub use loss::Loss;
-pub use memory::{Memory, RecomputeChoice, UpdateChoice};
+pub use memory::{Memory, RecomputeChoice};
 pub use optimizer::Optimizer;
 pub use out::Out;
 pub use parallel::{MeshAxes, Parallel};
-pub use precision::{Precision, PrecisionChoice};
+pub use precision::Precision;
 pub use run::{Export, Length, Resume, ResumePlace, RunFlags};
 pub use shapes::{Bindings, Shapes};
 pub use target::TargetDevice;
 pub use value::ValueError;
 
-use crate::launcher::Launched;
 use clap::Args;
+use comm::launcher::Launched;
 use ir::Diagnostic;
 use serde::Serialize;
 

@@ -11,7 +11,6 @@ mod weights;
 
 use crate::compilation::{Compilation, Source};
 use crate::output::EXPORTED;
-use crate::state_dict::put_back::put_back;
 use bytes::Bytes;
 use files::Spill;
 use ir::{Diagnostic, visible};
@@ -230,7 +229,7 @@ fn whole(
             Diagnostic::new(format!("state `{state}` of the tensor `{tensor}` has no value"))
         })?;
         let length = value.len();
-        let put = put_back(&part.view, &sizes, report.ty.dtype, bytes.as_ref(), value);
+        let put = ir::view::put_back(&part.view, &sizes, report.ty.dtype, bytes.as_ref(), value);
         bytes = Some(put.ok_or_else(|| {
             let view = ir::text::view_text(&part.view);
             let message = format!(

@@ -3,8 +3,8 @@
 use crate::compiler::On;
 use crate::config::device::MOST_THREADS;
 use crate::config::{DeviceChoice, Parallel};
-use crate::launcher::Launched;
 use crate::targets;
+use comm::launcher::Launched;
 use ir::Diagnostic;
 use ir::interp::MOST_RANKS;
 use ir::machine::{Device, Preset};

@@ -1,8 +1,8 @@
 //! Whether this machine has the memory that the interpreter needs. The check comes before anything is allocated.
 
-use crate::units::bytes;
 use files::memory::available;
 use ir::interp::{self, LargestValue, StepMemory};
+use ir::units::bytes;
 use ir::{Diagnostic, Module};
 
 /// Refuses a step of `microbatches` microbatches in the interpreter that does not fit into this machine's memory. `remedy` is the advice of

@@ -122,7 +122,7 @@ impl CompilationPlan {
             },
             moe: flags.experts.pass(flags.seed.seed),
             loss: flags.loss.pass(),
-            initialize: flags.init.init.map(|rule| Initialize { rule: rule.0 }),
+            initialize: flags.init.init.map(|rule| Initialize { rule }),
             autodiff: Autodiff::default(),
             optimizer: flags.optimizer.pass(steps),
             precision: flags.precision.pass(),
@@ -135,7 +135,7 @@ impl CompilationPlan {
             recompute: flags.memory.pass(),
             compress_activations: flags.memory.compressed_activations(),
             offload: flags.memory.tiers().filter(Tiers::is_fixed).map(|tiers| tiers.offload),
-            update: flags.memory.update.into(),
+            update: flags.memory.update,
             hierarchy: None,
         }
     }

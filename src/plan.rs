@@ -1,7 +1,6 @@
 //! `plan.json`: the results of a compilation, for other programs to read.
 
 mod listing;
-mod shares;
 
 use crate::config::Settings;
 use crate::failure::Failure;
@@ -9,12 +8,12 @@ use crate::fit::Peaks;
 use crate::sizes;
 use crate::training::{self, RunJob};
 use anyhow::Context;
+use ir::analysis::Shares;
 use passes::reports::{ParameterReport, RowRole};
 use program::UpdateTime;
 use serde::Serialize;
 
 pub use listing::MemoryPlan;
-pub use shares::{Share, Shares};
 
 /// The plan of a run.
 #[derive(Clone, Debug, Serialize)]

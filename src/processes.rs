@@ -3,12 +3,11 @@
 //! The processes of a run read the same files and compile the same program. Before the run begins they agree that no process has failed,
 //! and that all have the same program. Rank 0 alone writes to the terminal and to the output folder.
 
-mod meeting_point;
 mod waiting;
 
 use crate::failure::Failure;
-use crate::launcher::{Launched, Launcher};
 use comm::agreement::Agreement;
+use comm::launcher::{Launched, Launcher};
 use comm::record::{FlightRecord, Recorded};
 use comm::star::rendezvous::{self, Newcomer};
 use comm::star::{Loss, Star};
@@ -370,7 +369,7 @@ impl Transport {
         timeout: u64,
         give_up: GiveUp,
     ) -> Result<(Self, Arc<dyn Communicator>), JoinError> {
-        let point = meeting_point::of_process(launched)?;
+        let point = launched.meeting_point()?;
         let newcomer = Newcomer {
             rank: launched.rank,
             ranks: launched.ranks,

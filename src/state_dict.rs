@@ -1,8 +1,6 @@
 //! The author's tensors: tensors of the author's module are put together from tensors of the model's file, and taken apart into them, as
 //! [`onnx::StateDict`] describes.
 
-pub(crate) mod put_back;
-
 use bytes::Bytes;
 use checkpoint::{Checkpoint, RawTensor, TensorFile, Weights, weights_of};
 use ir::{DType, Diagnostic, Module, State, Type, ViewStep};
@@ -136,7 +134,7 @@ impl Target<'_> {
                 let cut = ViewStep::Slice { dim: 0, start, length };
                 let own = if sizes.is_empty() { value.clone() } else { value.clone().view(&[cut])? };
                 let before = self.value.as_ref().map(|(_, bytes)| bytes);
-                let bytes = put_back::put_back(&part.view, self.sizes, value.dtype, before, own.bytes)?;
+                let bytes = ir::view::put_back(&part.view, self.sizes, value.dtype, before, own.bytes)?;
                 self.value = Some((value.dtype, bytes));
                 self.elements += sizes.iter().product::<u64>();
             }

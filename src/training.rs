@@ -8,7 +8,7 @@ pub use programs::{Programs, RunJob, all_programs, constants, lower_step, number
 pub(crate) use programs::{lower_evaluation, lower_step_on};
 
 use crate::compilation::{Compilation, Source};
-use crate::config::{DataSource, InputBinding, InputSource, ResumePlace, Settings, Tokenizer};
+use crate::config::{InputBinding, ResumePlace, Settings};
 use crate::failure::Failure;
 use crate::log;
 use crate::output::Folder;
@@ -20,7 +20,7 @@ use checkpoint::{
     Checkpoint, Checkpoints, DataFiles, EvalConditions, InitialValues, PendingFingerprint, StateBytes,
     check_weights, initial_states,
 };
-use data::Loader;
+use data::{DataSource, Loader, Tokenizer};
 use ir::Diagnostic;
 use ir::interp::Missing;
 use program::Target;
@@ -362,13 +362,13 @@ pub fn states_of<'m>(
 
 /// The files of the training samples.
 pub(crate) fn data_files(settings: &Settings) -> DataFiles {
-    let train = settings.data.train.as_ref().and_then(DataSource::file).cloned();
+    let train = settings.data.train.as_ref().and_then(DataSource::path).cloned();
     let tokenizer = match &settings.data.tokenizer {
         Some(Tokenizer::File(path)) => Some(path.clone()),
         _ => None,
     };
     let file = |input: &InputBinding| match &input.source {
-        InputSource::File(path) => Some((input.name.clone(), path.clone())),
+        data::Source::File(path) => Some((input.name.clone(), path.clone())),
         _ => None,
     };
     DataFiles { train, tokenizer, inputs: settings.data.input.iter().filter_map(file).collect() }
@@ -379,7 +379,7 @@ fn told_files(settings: &Settings, processes: &Processes) -> Result<String, Fail
     if processes.launched().is_none() {
         return Ok(String::new());
     }
-    let eval = settings.data.eval.as_ref().and_then(DataSource::file).cloned();
+    let eval = settings.data.eval.as_ref().and_then(DataSource::path).cloned();
     let files = [data_files(settings), DataFiles { train: eval, ..DataFiles::default() }];
     let sampled = files.map(|files| files.sampled().map(|sampled| sampled.to_string()));
     let [train, eval] = sampled.map(|told| told.map_err(|error| failure(error.into())));
@@ -389,11 +389,11 @@ fn told_files(settings: &Settings, processes: &Processes) -> Result<String, Fail
 /// The conditions under which eval losses of the run can be compared. Labels are never smoothed in an evaluation. Held-out and synthetic
 /// data are identified by their number of samples, since the training data and the seed stay the same.
 fn eval_conditions(settings: &Settings, loader: &Loader) -> EvalConditions {
-    let train = settings.data.eval.as_ref().and_then(DataSource::file).cloned();
+    let train = settings.data.eval.as_ref().and_then(DataSource::path).cloned();
     let source = match &settings.data.eval {
         None => "held out",
         Some(DataSource::Synthetic) => "synthetic",
-        Some(DataSource::File(_)) => "given",
+        Some(DataSource::Path(_)) => "given",
     };
     let ignored = settings.compile.loss.ignore_index.map_or("default".to_owned(), |index| index.to_string());
     let measure = format!(

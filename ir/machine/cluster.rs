@@ -73,6 +73,16 @@ impl Machine {
         }
     }
 
+    /// Returns the link between two pipeline ranks of `devices` devices each. Ranks fill one node of a cluster after the other.
+    pub fn link_between(&self, devices: u64, from: u64, to: u64) -> Link {
+        let inside = self.device().link;
+        let Self::Cluster(cluster) = self else { return inside };
+        let node = |rank: u64| rank / cluster.node.devices.max(1);
+        let (first, last) =
+            (from.min(to).saturating_mul(devices), (from.max(to) + 1).saturating_mul(devices));
+        if node(first) == node(last.saturating_sub(1)) { inside } else { cluster.network }
+    }
+
     /// Returns the number of devices to rent for so many devices: those of whole nodes in a cluster.
     pub fn rented(&self, devices: u64) -> u64 {
         match self {
@@ -92,7 +102,7 @@ impl Machine {
 
 #[cfg(test)]
 mod tests {
-    use crate::machine::Preset;
+    use crate::machine::{Machine, Preset};
     use crate::{Axis, AxisRole, Mesh};
 
     fn mesh(axes: &[(&str, u64)]) -> Mesh {
@@ -137,6 +147,16 @@ mod tests {
         let cluster = Preset::H100.cluster(2);
         assert_eq!(cluster.link_of_stages(8), cluster.node.device.link);
         assert_eq!(cluster.link_of_stages(16), cluster.network);
+    }
+
+    #[test]
+    fn pipeline_ranks_in_different_nodes_send_over_the_network() {
+        let cluster = Preset::H100.cluster(2);
+        let (inside, network) = (cluster.node.device.link, cluster.network);
+        let machine = Machine::Cluster(cluster);
+        assert_eq!(machine.link_between(4, 0, 1), inside);
+        assert_eq!(machine.link_between(4, 2, 1), network);
+        assert_eq!(machine.link_between(1, 7, 0), inside);
     }
 
     #[test]

@@ -10,8 +10,8 @@
 
 use super::blocks::{Blocks, base, is_activation, is_view_or_constant, local_bytes};
 use cranelift_entity::EntitySet;
+use ir::analysis::node_time;
 use ir::machine::Device;
-use ir::ops::collective::Change;
 use ir::{Definition, Module, Node, NodeId, Op, ValueId};
 use petgraph::algo::dinics;
 use petgraph::graph::{DiGraph, EdgeIndex, NodeIndex};
@@ -226,22 +226,9 @@ pub(super) fn is_repeatable(node: &Node) -> bool {
     }
 }
 
-/// Returns the time of a node on a device, by the cost model of [`ir::machine`]. Views and constants take no time.
+/// Returns the time of a node on a device, by the cost model of [`ir::machine`]. A node takes some time even if its bytes take none, so that
+/// it is not repeated without need. Views and constants take none.
 fn picoseconds(module: &Module, node: &Node, device: &Device) -> u64 {
-    if is_view_or_constant(&node.op) {
-        return 0;
-    }
-    if let Op::Collective(collective) = &node.op {
-        let (from, to) = (module.ty(node.operands[0]), module.ty(node.results[0]));
-        let Ok(change) = Change::between(&from.sharding, &to.sharding, from.ndim()) else { return u64::MAX };
-        let devices = module.mesh.size(&change.axes);
-        let [read, written]: [u64; 2] = [&node.operands[..], &node.results[..]].map(|values| {
-            values.iter().map(|&value| local_bytes(module, value)).fold(0, u64::saturating_add)
-        });
-        let bytes = collective.group_bytes(read, written, devices);
-        return device.collective_time(&device.link, *collective, bytes, devices).total();
-    }
-    let part = module.signature(node).local(&module.mesh);
-    // A node takes some time even if its bytes take none, so that it is not repeated without need.
-    part.map_or(u64::MAX, |part| device.node_time(&node.op, &part).max(1))
+    let time = node_time(module, node, device, |_| device.link);
+    if is_view_or_constant(&node.op) { 0 } else { time.max(1) }
 }

@@ -14,6 +14,7 @@ pub mod check;
 mod combine;
 mod delivery;
 pub mod disturbed;
+pub mod launcher;
 mod lent;
 pub mod local;
 mod mail;

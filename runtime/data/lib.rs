@@ -48,7 +48,6 @@ pub use file::{bytes_of, regular_files};
 pub use loader::{DataPosition, EvalBatch, Loader, common_batch};
 pub use order::Permutation;
 pub use spec::{
-    DataSource, InputSpec, LabelSpec, LabelsFrom, LoaderOptions, ModelSpec, SUFFIXES, Source, Tokenization,
-    Unfillable,
+    DataSource, InputSpec, LabelSpec, LabelsFrom, LoaderOptions, ModelSpec, Source, Tokenizer, Unfillable,
 };
 pub use table::Table;

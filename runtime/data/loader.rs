@@ -17,7 +17,7 @@ use super::features::Wanted;
 use super::feed::Decision;
 use super::indices::IndexChecks;
 use super::order::{Permutation, mix};
-use super::spec::{DataSource, LabelsFrom, LoaderOptions, ModelSpec, Source, Tokenization, Unfillable};
+use super::spec::{DataSource, LabelsFrom, LoaderOptions, ModelSpec, Source, Tokenizer, Unfillable};
 use super::tokenizer::TextTokenizer;
 use super::tokens::Text;
 
@@ -122,10 +122,10 @@ impl Loader {
         let offer = Offer::open(train)?;
         let decisions = decide::decide(spec, options, &offer)?;
         let tokenizer = match &options.tokenizer {
-            Tokenization::File(path) => Some(TextTokenizer::open(path)?),
-            Tokenization::Auto | Tokenization::Bytes => None,
+            Some(Tokenizer::File(path)) => Some(TextTokenizer::open(path)?),
+            Some(Tokenizer::Bytes) | None => None,
         };
-        let forced = options.tokenizer == Tokenization::Bytes;
+        let forced = options.tokenizer == Some(Tokenizer::Bytes);
         let text = tokenizer.as_ref().map_or(Text::Bytes { forced }, Text::Tokenizer);
         let wanted = Wanted { spec, options, text, seed: options.seed };
         let whole = Dataset::build(wanted, &offer, &decisions, &mut notes)?;

@@ -1,7 +1,9 @@
 //! The loader's description of a model, and the user's choices about the data.
 
 use std::collections::BTreeMap;
+use std::fmt::{self, Display};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use ir::DType;
 use serde::{Deserialize, Serialize};
@@ -67,25 +69,66 @@ pub enum DataSource {
 }
 
 impl DataSource {
-    /// Parses `synthetic`, or else a path.
-    pub fn parse(text: &str) -> Self {
-        match text {
-            "synthetic" => Self::Synthetic,
-            path => Self::Path(path.into()),
+    /// The file or folder, unless the data are generated.
+    pub fn path(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Synthetic => None,
+            Self::Path(path) => Some(path),
         }
     }
 }
 
-/// The way in which text becomes tokens (`--tokenizer`).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Tokenization {
-    /// Bytes, if the vocabulary can be one of bytes.
-    #[default]
-    Auto,
-    /// Bytes, whatever the vocabulary is.
+/// Parses `synthetic`, or else a path.
+impl FromStr for DataSource {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "" => Err("the name of the data is empty; give a file or `synthetic`"),
+            "synthetic" => Ok(Self::Synthetic),
+            path => Ok(Self::Path(path.into())),
+        }
+    }
+}
+
+impl Display for DataSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Synthetic => f.write_str("synthetic"),
+            Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// The tokenizer that makes tokens of text (`--tokenizer`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tokenizer {
+    /// Each byte is a token, whatever the vocabulary is.
     Bytes,
     /// A `tokenizer.json`.
     File(PathBuf),
+}
+
+/// Parses `bytes`, or else a path.
+impl FromStr for Tokenizer {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "" => Err("the name of the tokenizer is empty; give a tokenizer.json, or `bytes`"),
+            "bytes" => Ok(Self::Bytes),
+            path => Ok(Self::File(path.into())),
+        }
+    }
+}
+
+impl Display for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes => f.write_str("bytes"),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
 }
 
 /// SOURCE of `--input NAME=SOURCE`.
@@ -106,7 +149,7 @@ pub enum Source {
 }
 
 /// The endings by which a SOURCE is a file and not a key.
-pub const SUFFIXES: [&str; 10] =
+const SUFFIXES: [&str; 10] =
     [".npz", ".safetensors", ".bin", ".txt", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".ndjson"];
 
 impl Source {
@@ -123,6 +166,18 @@ impl Source {
     }
 }
 
+impl Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Positions => f.write_str("positions"),
+            Self::Ones => f.write_str("ones"),
+            Self::Zeros => f.write_str("zeros"),
+            Self::Key(key) => f.write_str(key),
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
 /// The origin of labels (`--labels-from`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -131,6 +186,11 @@ pub enum LabelsFrom {
     Shift,
     /// The labels of the data, unchanged.
     Given,
+}
+
+impl LabelsFrom {
+    /// All origins, with the names of the flag's values.
+    pub const ALL: [(Self, &str); 2] = [(Self::Shift, "shift"), (Self::Given, "given")];
 }
 
 /// The user's choices about the data.
@@ -146,8 +206,8 @@ pub struct LoaderOptions {
     pub held_out: f64,
     /// The number of training samples of the run that continues: earlier versions held out more of a long stream.
     pub samples: Option<u64>,
-    /// The way in which text becomes tokens.
-    pub tokenizer: Tokenization,
+    /// The tokenizer of text. `None`: bytes, if the vocabulary can be one of bytes.
+    pub tokenizer: Option<Tokenizer>,
     /// The origin of labels. `None`: shift a token stream, and take labels in the data as they are.
     pub labels_from: Option<LabelsFrom>,
     /// The values of `--input NAME=SOURCE`. NAME may also be the labels'.
@@ -164,7 +224,7 @@ impl Default for LoaderOptions {
             eval: None,
             held_out: 0.05,
             samples: None,
-            tokenizer: Tokenization::Auto,
+            tokenizer: None,
             labels_from: None,
             inputs: BTreeMap::new(),
             shuffle: true,

@@ -1,7 +1,9 @@
 //! Profiles: the time of each instruction of a step, and the rate of contractions compared with the machine's.
 
+mod pipeline;
 mod turns;
 
+pub use pipeline::{MeasuredPipeline, MeasuredRankFacts, MeasuredStageFacts, PredictedIdle};
 pub use turns::{MeasuredRank, MeasuredRuns, MeasuredTask, Window};
 
 use crate::device::ProgramId;

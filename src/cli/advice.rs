@@ -24,7 +24,7 @@ use crate::fit::Peaks;
 use crate::hardware::Chosen;
 use crate::inspection::PipelineFacts;
 use crate::training::RunJob;
-use crate::units::{bytes, milliseconds};
+use ir::units::{bytes, milliseconds};
 
 /// The commands that are shown.
 const ROWS: usize = 10;

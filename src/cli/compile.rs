@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use checkpoint::DataFiles;
 use clap::Args;
-use data::Loader;
+use data::{DataSource, Loader, Tokenizer};
 use files::FolderLock;
 use ir::Diagnostic;
 use program::Target;
@@ -19,20 +19,20 @@ use super::report::{self, Outcome, tell};
 use super::resuming::{self, Beginning, Continued};
 use crate::compilation::Source;
 use crate::compiler::{self, Facts, Forward, Job, Lowered, Shared, Stopped};
-use crate::config::{DataSource, LabelsFrom, Length, Settings, Tokenizer};
+use crate::config::{Length, Settings};
 use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
 use crate::inspection::staleness;
 use crate::inspection::{chosen_schedule, compressed_activations, compressed_gradients, recomputed};
-use crate::launcher::Launched;
 use crate::log;
 use crate::output::{FLIGHT, Folder};
 use crate::processes::{JoinError, Processes};
 use crate::training::{self, RunJob};
-use crate::units::bytes;
 use crate::verification::assumptions;
 use crate::{export, plan};
+use comm::launcher::Launched;
+use ir::units::bytes;
 use kernels::KernelTarget;
 
 const EXAMPLES: &str = "\
@@ -266,7 +266,7 @@ impl Compile {
     /// The files of training and evaluation data, or folders of them, with the tokenizer's.
     fn data(&self) -> Vec<PathBuf> {
         let DataFiles { train, tokenizer, inputs } = training::data_files(&self.settings);
-        let eval = self.settings.data.eval.as_ref().and_then(DataSource::file).cloned();
+        let eval = self.settings.data.eval.as_ref().and_then(DataSource::path).cloned();
         train.into_iter().chain(eval).chain(tokenizer).chain(inputs.into_values()).collect()
     }
 
@@ -292,7 +292,7 @@ impl Compile {
     /// Says that data are read which take a while: all of them are looked at before the first step.
     fn tell_long_data(&self) {
         const LONG: u64 = 256 << 20;
-        let Some(path) = self.settings.data.train.as_ref().and_then(DataSource::file) else { return };
+        let Some(path) = self.settings.data.train.as_ref().and_then(DataSource::path) else { return };
         let size = data::bytes_of(path);
         if size >= LONG {
             let tokenizer = match &self.settings.data.tokenizer {
@@ -419,7 +419,7 @@ impl Compile {
     pub(super) fn settings_of(&self, ready: &Ready) -> Settings {
         let mut settings = self.settings.clone();
         let chosen = ready.training.as_ref().and_then(|training| training.loader.labels_from());
-        settings.data.labels_from = settings.data.labels_from.or(chosen.map(LabelsFrom::from));
+        settings.data.labels_from = settings.data.labels_from.or(chosen);
         settings
     }
 

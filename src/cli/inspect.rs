@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::machine::{Machine, Preset};
-use ir::{Diagnostic, Module};
+use ir::{Diagnostic, Module, dot};
 use onnx::program::Header;
 use onnx::proto::ModelProto;
+use program::profile::MeasuredPipeline;
 use serde::Serialize;
 
 use super::report::{self, Outcome};
@@ -18,9 +19,7 @@ use crate::compiler::{self, Facts, Job, On};
 use crate::config::shapes::positive_count;
 use crate::config::{CompileFlags, Look, TargetDevice};
 use crate::failure::Failure;
-use crate::inspection::{
-    FolderFacts, Inspection, MeasuredPipeline, PipelineFacts, PredictionFacts, Question, dot, program_after,
-};
+use crate::inspection::{FolderFacts, Inspection, PipelineFacts, PredictionFacts, Question, program_after};
 use crate::output::Folder;
 use crate::plan::MemoryPlan;
 

@@ -3,14 +3,14 @@
 use super::compile::Ready;
 use super::report::{self, tell};
 use crate::failure::Failure;
-use crate::inspection::{self, MeasuredPipeline};
+use crate::inspection::{self, MeasuredText};
 use crate::output::{Folder, PROFILE};
 use crate::processes::Processes;
 use crate::targets;
 use crate::training::{self, Programs, RunJob};
 use program::Target;
 use program::device::ProgramId;
-use program::profile::{MeasuredRank, Profile, Profiles, Share};
+use program::profile::{MeasuredPipeline, MeasuredRank, Profile, Profiles, Share};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -134,7 +134,7 @@ pub(super) fn write(
         report::tell_lines(&table(shares, peak, pipeline.is_some()));
         if let Some(pipeline) = pipeline {
             folder.write(&[(PROFILE, report::json(pipeline)?.as_bytes())])?;
-            report::tell_lines(&pipeline.to_string());
+            report::tell_lines(&MeasuredText(pipeline).to_string());
         }
     }
     Ok(())

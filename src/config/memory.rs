@@ -10,8 +10,9 @@ use passes::compress_activations::CompressActivations;
 use passes::offload::{Classes, Offload};
 use passes::recompute::Recompute;
 use program::UpdateTime;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
+use super::value::{name_of, one_of};
 pub use budget::{Budget, Budgets, DiskBudget};
 
 /// Flags of memory.
@@ -32,9 +33,9 @@ pub struct Memory {
     /// the host updates, and the weights that are read only as halves), parameters (all weights), gradients (once they are
     /// complete), activations (results of forward, until backward reads them), embeddings (weights whose rows are looked up, by the
     /// host, and which nothing else reads), auto (those with which the program fits --memory)
-    #[arg(long, value_name = "WHAT,…", value_delimiter = ',', value_enum)]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub offload: Vec<OffloadClass>,
+    #[arg(long, value_name = "WHAT,…", value_delimiter = ',', value_parser = one_of(&OFFLOADS))]
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "serialize_offload")]
+    pub offload: Vec<Classes>,
     /// Bytes of the smallest value that leaves the device [default: 16KiB]
     #[arg(long, value_name = "BYTES")]
     pub offload_least: Option<Budget>,
@@ -47,11 +48,11 @@ pub struct Memory {
     /// Bytes of the smallest activation that is compressed [default: 16KiB]
     #[arg(long, value_name = "BYTES")]
     pub compress_least: Option<Budget>,
-    /// When an update of a weight runs; `early` frees the memory of each gradient during backward if a step has one microbatch, but a
-    /// gradient that is not finite then ends the run at its last checkpoint, since the weights have changed
-    #[arg(long, value_enum, default_value_t)]
-    #[serde(skip_serializing_if = "UpdateChoice::is_late")]
-    pub update: UpdateChoice,
+    /// When an update of a weight runs: `late`, after backward; `early` frees the memory of each gradient during backward if a step has one microbatch, but a
+    /// gradient that is not finite then ends the run at its last checkpoint, since the weights have changed; not with --clip or --fp16
+    #[arg(long, value_name = "WHEN", default_value = "late", value_parser = one_of(&UPDATES))]
+    #[serde(skip_serializing_if = "UpdateTime::is_late", serialize_with = "serialize_update")]
+    pub update: UpdateTime,
 }
 
 /// The use of memories other than the device's.
@@ -83,36 +84,24 @@ impl Tiers {
     }
 }
 
-/// A class of values that may leave the device.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OffloadClass {
-    /// States of the optimizer, and weights that are read only as halves
-    Optimizer,
-    /// Weights
-    Parameters,
-    /// Gradients that are complete
-    Gradients,
-    /// Results of forward that backward reads
-    Activations,
-    /// Weights whose rows are looked up, with the look-ups
-    Embeddings,
-    /// The classes with which the program fits --memory
-    Auto,
+/// The value `auto` of `--offload`: the classes with which the program fits `--memory`.
+pub(crate) const AUTO: Classes = Classes::NONE;
+
+/// The values of `--offload`.
+const OFFLOADS: [(Classes, &str); 6] = {
+    let [a, b, c, d, e] = Classes::ALL;
+    [a, b, c, d, e, (AUTO, "auto")]
+};
+
+/// The values of `--update`.
+const UPDATES: [(UpdateTime, &str); 2] = [(UpdateTime::Late, "late"), (UpdateTime::Early, "early")];
+
+fn serialize_offload<S: Serializer>(classes: &[Classes], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(classes.iter().map(|classes| name_of(&OFFLOADS, classes)))
 }
 
-impl From<OffloadClass> for Classes {
-    fn from(class: OffloadClass) -> Self {
-        let none = Self::NONE;
-        match class {
-            OffloadClass::Optimizer => Self { optimizer: true, ..none },
-            OffloadClass::Parameters => Self { parameters: true, ..none },
-            OffloadClass::Gradients => Self { gradients: true, ..none },
-            OffloadClass::Activations => Self { activations: true, ..none },
-            OffloadClass::Embeddings => Self { embeddings: true, ..none },
-            OffloadClass::Auto => none,
-        }
-    }
+fn serialize_update<S: Serializer>(update: &UpdateTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(name_of(&UPDATES, update))
 }
 
 /// A form in which activations wait for backward.
@@ -127,32 +116,6 @@ pub enum ActivationForm {
     Bf16,
     /// f32 activations in f16, whose relative error is at most 2^-11 between 6.1e-5 and 65504
     F16,
-}
-
-/// The time of updates.
-#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum UpdateChoice {
-    /// After backward: weights stay as they are if a gradient is not finite
-    #[default]
-    Late,
-    /// As soon as the gradient is complete: not with --clip or fp16
-    Early,
-}
-
-impl UpdateChoice {
-    fn is_late(&self) -> bool {
-        *self == Self::Late
-    }
-}
-
-impl From<UpdateChoice> for UpdateTime {
-    fn from(choice: UpdateChoice) -> Self {
-        match choice {
-            UpdateChoice::Late => Self::Late,
-            UpdateChoice::Early => Self::Early,
-        }
-    }
 }
 
 /// The activations that are computed again.
@@ -208,9 +171,8 @@ impl Memory {
     pub fn tiers(&self) -> Option<Tiers> {
         let budgets = self.memory.clone().unwrap_or_default();
         let is_asked = !self.offload.is_empty() || budgets.host.is_some() || budgets.disk.is_some();
-        let chosen = self.offload.iter().filter(|&&class| class != OffloadClass::Auto);
-        let classes = chosen.fold(Classes::NONE, |all, &class| all.with(class.into()));
-        let is_open = self.offload.contains(&OffloadClass::Auto) || self.offload.is_empty();
+        let classes = self.offload.iter().fold(Classes::NONE, |all, &classes| all.with(classes));
+        let is_open = self.offload.contains(&AUTO) || self.offload.is_empty();
         let offload = Offload { classes, ..Offload::default() };
         let least = self.offload_least.map_or(offload.least, |Budget(bytes)| bytes);
         is_asked.then_some(Tiers { offload: Offload { least, ..offload }, is_open, budgets })

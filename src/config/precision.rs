@@ -2,12 +2,12 @@
 
 mod loss_scale;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use ir::{DType, Diagnostic};
 use passes::precision::Scaling;
 use serde::{Serialize, Serializer};
 
-use super::value::{one_of, serialize_name};
+use super::value::{name_of, one_of};
 
 /// Flags of precision. Weights and optimizer states are f32 under all of them.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
@@ -15,8 +15,9 @@ use super::value::{one_of, serialize_name};
 #[serde(rename_all = "kebab-case")]
 pub struct Precision {
     /// Precision of a step's computation; values that need the range or the precision of fp32 stay in fp32 [default: fp32]
-    #[arg(long, value_enum)]
-    pub precision: Option<PrecisionChoice>,
+    #[arg(long, value_name = "DTYPE", value_parser = one_of(&PRECISIONS))]
+    #[serde(serialize_with = "serialize_precision")]
+    pub precision: Option<DType>,
     /// Same as --precision bf16
     #[arg(long)]
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -33,39 +34,30 @@ pub struct Precision {
     pub loss_scale: Option<Scaling>,
     /// Element type in which gradients are summed over devices and microbatches [default: f32]
     #[arg(long, value_name = "DTYPE", value_parser = one_of(&GRADIENTS))]
-    #[serde(serialize_with = "serialize_gradients", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "serialize_gradients")]
     pub grad_dtype: Option<DType>,
 }
 
-/// The element type that a step computes in.
-#[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PrecisionChoice {
-    /// f32 for all values
-    #[default]
-    Fp32,
-    /// bfloat16: the range of f32, 8 bits of precision
-    Bf16,
-    /// IEEE half: 11 bits of precision, and a small range for which the loss is scaled
-    Fp16,
-}
+/// The values of `--precision`.
+const PRECISIONS: [(DType, &str); 3] = [(DType::F32, "fp32"), (DType::BF16, "bf16"), (DType::F16, "fp16")];
 
+/// The values of `--grad-dtype`.
 const GRADIENTS: [(DType, &str); 3] = [(DType::F32, "f32"), (DType::BF16, "bf16"), (DType::F16, "f16")];
 
 impl Precision {
     /// The element type that a step computes in, from `--precision`, `--bf16` or `--fp16`.
-    pub fn choice(&self) -> PrecisionChoice {
+    pub fn dtype(&self) -> DType {
         match (self.bf16, self.fp16) {
-            (true, _) => PrecisionChoice::Bf16,
-            (_, true) => PrecisionChoice::Fp16,
-            _ => self.precision.unwrap_or_default(),
+            (true, _) => DType::BF16,
+            (_, true) => DType::F16,
+            _ => self.precision.unwrap_or(DType::F32),
         }
     }
 
     /// The pass that these flags ask for.
     pub fn pass(&self) -> passes::precision::Precision {
         passes::precision::Precision {
-            compute: self.choice().dtype(),
+            compute: self.dtype(),
             grad_dtype: self.grad_dtype.unwrap_or(DType::F32),
             scaling: self.loss_scale.unwrap_or_default(),
         }
@@ -73,33 +65,19 @@ impl Precision {
 
     /// The rule between these flags: only fp16 scales the loss.
     pub fn check(&self) -> Option<Diagnostic> {
-        let scales = self.loss_scale.is_none() || self.choice() == PrecisionChoice::Fp16;
+        let scales = self.loss_scale.is_none() || self.dtype() == DType::F16;
         (!scales).then(|| {
-            let message = format!("--loss-scale does not apply to a step in {}", self.choice().name());
+            let message =
+                format!("--loss-scale does not apply to a step in {}", name_of(&PRECISIONS, &self.dtype()));
             Diagnostic::new(message).note("add --fp16, or remove --loss-scale")
         })
     }
 }
 
-impl PrecisionChoice {
-    fn dtype(self) -> DType {
-        match self {
-            Self::Fp32 => DType::F32,
-            Self::Bf16 => DType::BF16,
-            Self::Fp16 => DType::F16,
-        }
-    }
-
-    /// The name of the flag's value.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fp32 => "fp32",
-            Self::Bf16 => "bf16",
-            Self::Fp16 => "fp16",
-        }
-    }
+fn serialize_precision<S: Serializer>(dtype: &Option<DType>, serializer: S) -> Result<S::Ok, S::Error> {
+    dtype.map(|dtype| name_of(&PRECISIONS, &dtype)).serialize(serializer)
 }
 
 fn serialize_gradients<S: Serializer>(dtype: &Option<DType>, serializer: S) -> Result<S::Ok, S::Error> {
-    serialize_name(&GRADIENTS, &dtype.unwrap_or(DType::F32), serializer)
+    dtype.map(|dtype| name_of(&GRADIENTS, &dtype)).serialize(serializer)
 }

@@ -12,9 +12,9 @@ use super::measure::Tried;
 use super::{Candidate, Fit, OnDevice, Search};
 use crate::config::memory::Budget;
 use crate::failure::Failure;
-use crate::units::bytes;
 use ir::analysis::liveness;
 use ir::analysis::memory_plan::{Buffer, busiest};
+use ir::units::bytes;
 use ir::{Diagnostic, Module, ValueId};
 use passes::recompute::{Decision, Recompute};
 

@@ -1,9 +1,10 @@
 //! A step on a cluster: the links that the axes of its mesh use, and the time of its collectives: `inspect --cluster`.
 
-use super::collectives::{CollectiveFacts, Exchange};
+use super::collectives::CollectiveFacts;
 use super::step::PIPELINE_AXIS;
-use crate::units::{bytes, count, grouped, milliseconds};
+use ir::analysis::Exchange;
 use ir::machine::{Cluster, Link};
+use ir::units::{bytes, count, grouped, milliseconds};
 use ir::{Module, StageTable, visible};
 use serde::Serialize;
 use std::fmt;
@@ -159,7 +160,7 @@ impl CollectiveTimeFacts {
             let exchange = Exchange::of(module, node).filter(|exchange| exchange.kind.communicates());
             let Some(exchange) = exchange else { continue };
             let link = cluster.link(&module.mesh, &exchange.axes);
-            let time = exchange.picoseconds(&module.mesh, &cluster.node.device, &link);
+            let time = exchange.time(&module.mesh, &cluster.node.device, &link).total();
             let facts = CollectiveFacts::of(module, node, &exchange, microbatches);
             let CollectiveFacts { kind, axes, phase, runs, bytes, .. } = facts;
             let link = name(cluster.is_inside(&module.mesh, &exchange.axes));

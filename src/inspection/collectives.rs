@@ -1,9 +1,8 @@
 //! The communication of a step: every collective of a program, with its bytes.
 
-use crate::units::{bytes, count};
-use ir::machine::{Device, Link};
-use ir::ops::collective::{Change, Collective};
-use ir::{AxisId, Mesh, Module, Node, Op, visible};
+use ir::analysis::Exchange;
+use ir::units::{bytes, count};
+use ir::{Module, Node, visible};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -49,47 +48,6 @@ impl Communication {
             *by_axis.entry(one.axes.join("*")).or_default() += one.bytes;
         }
         Self { bytes: collectives.iter().map(|one| one.bytes).sum(), by_axis, collectives }
-    }
-}
-
-/// The exchange of a collective.
-pub(super) struct Exchange {
-    /// The operator.
-    pub(super) kind: Collective,
-    /// The axes of its groups of devices.
-    pub(super) axes: Vec<AxisId>,
-    /// The bytes of each value, summed over a group of devices.
-    groups: Vec<u64>,
-}
-
-impl Exchange {
-    /// The exchange of a node; `None` if the node is no collective.
-    pub(super) fn of(module: &Module, node: &Node) -> Option<Self> {
-        let Op::Collective(kind) = node.op else { return None };
-        let mut axes: Vec<AxisId> = Vec::new();
-        let mut groups = Vec::with_capacity(node.operands.len());
-        for (&from, &to) in node.operands.iter().zip(&node.results) {
-            let [from, to] = [from, to].map(|value| module.ty(value));
-            // The verifier has proved that a collective can make every change.
-            let change = Change::between(&from.sharding, &to.sharding, from.ndim()).ok()?;
-            let [read, written] = [from, to].map(|ty| ty.local_bytes(&module.mesh).unwrap_or(u64::MAX));
-            groups.push(kind.group_bytes(read, written, module.mesh.size(&change.axes)));
-            axes = change.axes.to_vec();
-        }
-        Some(Self { kind, axes, groups })
-    }
-
-    /// Bytes that a device sends in one run.
-    fn sent(&self, mesh: &Mesh) -> u64 {
-        let devices = mesh.size(&self.axes);
-        let sent = self.groups.iter().map(|&bytes| self.kind.bytes_sent(bytes, devices));
-        sent.fold(0, u64::saturating_add)
-    }
-
-    /// The picoseconds that the collective takes once, if the devices that exchange have this link between them.
-    pub(super) fn picoseconds(&self, mesh: &Mesh, device: &Device, link: &Link) -> u64 {
-        let bytes = self.groups.iter().copied().fold(0, u64::saturating_add);
-        device.collective_time(link, self.kind, bytes, mesh.size(&self.axes)).total()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The activations that wait for backward in another form, and the gradients that data ranks reduce in another form, in words.
 
-use crate::units::bytes;
+use ir::units::bytes;
 use passes::reports::{CompressedActivationsReport, CompressedGradientsReport};
 
 /// `activations kept for backward: 1.2 MiB instead of 8.3 MiB, 4 as bits`

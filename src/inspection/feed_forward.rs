@@ -1,6 +1,6 @@
 //! The feed-forward blocks of a model, which `--moe` turns into mixtures of experts, in words.
 
-use crate::units::{count, grouped};
+use ir::units::{count, grouped};
 use ir::visible;
 use passes::moe::{Block, FeedForward};
 use std::collections::BTreeMap;

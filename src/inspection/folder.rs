@@ -1,16 +1,17 @@
 //! A folder that `compile` wrote: its program, the progress of its run, its checkpoints and its results.
 
-use super::measured::MeasuredPipeline;
+use super::measured::MeasuredText;
 use super::prediction::filled;
 use super::{PipelineFacts, PredictionFacts};
 use crate::failure::Failure;
 use crate::output::{EXPORTED, PROFILE};
 use crate::training::METRICS;
-use crate::units::{bytes, count, grouped, milliseconds};
 use checkpoint::Checkpoint;
 use ir::machine::{DeviceKind, Machine};
+use ir::units::{bytes, count, grouped, milliseconds};
 use ir::{Diagnostic, Level, Module, Role, visible};
 use program::UpdateTime;
+use program::profile::MeasuredPipeline;
 use serde::Serialize;
 use std::fmt;
 use std::fs;
@@ -280,7 +281,7 @@ impl fmt::Display for FolderFacts {
             self.compare(f, prediction)?;
         }
         let pipeline = self.pipeline.as_ref().map(ToString::to_string);
-        let measured = self.measured.as_ref().map(|measured| format!("\n{measured}"));
+        let measured = self.measured.as_ref().map(|measured| format!("\n{}", MeasuredText(measured)));
         let config = self.config.as_ref().map(|config| {
             let lines = config.lines().map(|line| format!("  {}\n", visible(line)));
             format!("\nsettings (config.toml)\n{}", lines.collect::<String>())

@@ -1,6 +1,6 @@
 //! Groups of parameters with a learning rate or a weight decay of their own, and their members.
 
-use crate::units::count;
+use ir::units::count;
 use ir::visible;
 use passes::optimizer::{Group, settings};
 use passes::reports::{ParameterReport, RowRole};

@@ -1,11 +1,11 @@
 //! Timelines in the format of Perfetto and chrome://tracing: a predicted step with a track for each stream, and a pipeline with a track for
 //! each rank and an arrow for each transfer. The measured tasks of a run stand above the predicted ones.
 
-use super::measured::{MeasuredPipeline, MeasuredRankFacts, task_of};
 use super::prediction::{CommandFacts, PredictionFacts};
 use super::stages::{Arrow, PipelineFacts};
 use ir::Task;
 use program::commands::Stream;
+use program::profile::{MeasuredPipeline, MeasuredRankFacts};
 use serde_json::{Value, json};
 
 /// The process of measured events.
@@ -82,7 +82,7 @@ impl CommandFacts {
 impl PipelineFacts {
     /// The timeline of the predicted tasks of all ranks, beside the tasks that a run has measured.
     pub fn timeline(&self, measured: Option<&MeasuredPipeline>) -> Value {
-        let mut events: Vec<Value> = measured.map(MeasuredPipeline::events).unwrap_or_default();
+        let mut events: Vec<Value> = measured.map(measured_events).unwrap_or_default();
         events.push(named(PREDICTED, "process_name", 0, &format!("predicted, {}", self.device)));
         for (rank, facts) in self.ranks.iter().enumerate() {
             events.push(named(PREDICTED, "thread_name", rank, &format!("pipeline rank {rank}")));
@@ -115,19 +115,17 @@ impl Arrow<'_> {
     }
 }
 
-impl MeasuredPipeline {
-    /// The events of the tasks of the newest step. A task begins when its rank turns to it, and so with the wait for its messages.
-    fn events(&self) -> Vec<Value> {
-        let mut events = vec![named(MEASURED, "process_name", 0, "measured, the last step")];
-        for MeasuredRankFacts { rank, pipeline_rank, tasks, .. } in &self.ranks {
-            let track = *rank as usize;
-            let name = format!("rank {rank}, pipeline rank {pipeline_rank}");
-            events.push(named(MEASURED, "thread_name", track, &name));
-            events.extend(tasks.iter().map(|task| {
-                let times = [task.begin_ms, task.end_ms];
-                task_event((MEASURED, track), (task_of(task), &task.phase), times, Some(task.waited_ms))
-            }));
-        }
-        events
+/// The events of the tasks of the newest step. A task begins when its rank turns to it, and so with the wait for its messages.
+fn measured_events(measured: &MeasuredPipeline) -> Vec<Value> {
+    let mut events = vec![named(MEASURED, "process_name", 0, "measured, the last step")];
+    for MeasuredRankFacts { rank, pipeline_rank, tasks, .. } in &measured.ranks {
+        let track = *rank as usize;
+        let name = format!("rank {rank}, pipeline rank {pipeline_rank}");
+        events.push(named(MEASURED, "thread_name", track, &name));
+        events.extend(tasks.iter().map(|task| {
+            let times = [task.begin_ms, task.end_ms];
+            task_event((MEASURED, track), (task.task(), &task.phase), times, Some(task.waited_ms))
+        }));
     }
+    events
 }

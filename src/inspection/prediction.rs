@@ -3,11 +3,11 @@
 mod text;
 
 use crate::failure::Failure;
-use crate::units::grouped;
 use crate::{sizes, training};
 use bytes::Bytes;
 use ir::machine::{DeviceKind, Machine, Unit};
 use ir::ops::collective::Collective;
+use ir::units::grouped;
 use ir::{AxisId, Blob, DType, Mesh, Module, Op, Operator, Phase};
 use program::backend::Declined;
 use program::commands::CommandClass;

@@ -1,7 +1,7 @@
 //! The blocks of the forward phase, and the parts that backward computes again.
 
-use crate::units::bytes;
 use ir::text::Numbering;
+use ir::units::bytes;
 use ir::{Module, Movement, ValueId, visible};
 use passes::recompute::Recompute;
 use passes::reports::{BlockReport, Fate, RecomputeReport, ValueReport};

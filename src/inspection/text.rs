@@ -5,11 +5,12 @@ use super::facts::{FileFacts, Port, ProgramFacts};
 use super::feed_forward::feed_forward;
 use super::parameters::{ParameterFacts, TensorRow};
 use super::recomputed::recomputed;
+use super::shares::SharesText;
 use super::stages::{chosen_schedule, other_schedules};
 use super::step::{DeviceFacts, EachDevice, MemoryFacts, MeshFacts, PhaseCost, StepFacts};
 use super::{Inspection, Support, bind_hint};
 use crate::diagnostics::{Severity, render};
-use crate::units::{bytes, count, flops, grouped, sizes};
+use ir::units::{bytes, count, flops, grouped, sizes};
 use ir::visible;
 use passes::Timing;
 use passes::reports::{NearMiss, PrecisionReport, RowRole, Tie};
@@ -219,7 +220,7 @@ impl fmt::Display for StepFacts {
         match self.mesh.as_ref().map(|mesh| &mesh.each) {
             None => {}
             Some(EachDevice::Alike(DeviceFacts { shares, communication })) => {
-                write!(f, "{shares}{communication}")?;
+                write!(f, "{}{communication}", SharesText(shares))?;
             }
             Some(EachDevice::ByPipelineRank { pipeline_ranks }) => {
                 writeln!(f, "the whole model: {kinds}")?;

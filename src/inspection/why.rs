@@ -7,7 +7,7 @@ use super::parameters::TensorRow;
 use super::recomputed::why_kept;
 use super::text::details;
 use crate::config::nearest::edit_distance;
-use crate::units::grouped;
+use ir::units::grouped;
 use ir::{Diagnostic, Role, visible};
 use passes::moe;
 use passes::reports::{NearMiss, ShardingReport};

@@ -1,14 +1,13 @@
 //! Opens the data of a run. It decides which data feed each input, which labels are shifted, whether rows may be reordered, and which
 //! indices are checked.
 
-use crate::config::{DataSource, InputSource, LabelsFrom, Settings, Tokenizer};
+use crate::config::{Data, Settings};
 use crate::failure::Failure;
 use crate::{feed, sizes};
 use anyhow::Context;
-use data::{self, Loader, LoaderOptions, Source, Tokenization};
+use data::{LabelsFrom, Loader, LoaderOptions};
 use ir::{Diagnostic, Module};
 use passes::bind::where_places_count;
-use std::collections::BTreeMap;
 
 /// Opens the data of a run. Labels in the data are shifted if they equal the input at the same place, and the program predicts the next
 /// token. A resumed run keeps the convention of `of_run`. Errors: every fault of the data that would make a step fail.
@@ -18,10 +17,7 @@ pub fn open_data(
     microbatches: u64,
     of_run: Option<DataOfRun>,
 ) -> Result<Loader, Failure> {
-    let asked = settings.data.labels_from.map(|from| match from {
-        LabelsFrom::Shift => data::LabelsFrom::Shift,
-        LabelsFrom::Given => data::LabelsFrom::Given,
-    });
+    let asked = settings.data.labels_from;
     let kept = of_run.and_then(|run| run.labels_from);
     let mut loader = open_with(module, settings, microbatches, asked.or(kept), of_run)?;
     if asked.is_some() {
@@ -31,7 +27,7 @@ pub fn open_data(
     let same = format!("all labels that count equal `{input}` at the same place");
     match (feed::predicts_next(module, &input), of_run) {
         (true, None) => {
-            loader = open_with(module, settings, microbatches, Some(data::LabelsFrom::Shift), of_run)?;
+            loader = open_with(module, settings, microbatches, Some(LabelsFrom::Shift), of_run)?;
             loader.note(format!(
                 "{same}, so the loader shifts them: each output is trained to predict the next token; to train on \
                  the labels as they are: --labels-from given"
@@ -53,7 +49,7 @@ pub fn open_data(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataOfRun {
     /// The convention of the labels; `None` if the checkpoint does not name it.
-    pub labels_from: Option<data::LabelsFrom>,
+    pub labels_from: Option<LabelsFrom>,
     /// Training samples.
     pub samples: u64,
 }
@@ -62,23 +58,20 @@ fn open_with(
     module: &Module,
     settings: &Settings,
     microbatches: u64,
-    labels_from: Option<data::LabelsFrom>,
+    labels_from: Option<LabelsFrom>,
     of_run: Option<DataOfRun>,
 ) -> Result<Loader, Failure> {
-    let train = settings.data.train.as_ref().map(source).context("the data is opened only to train")?;
+    let Data { train, eval, tokenizer, input, .. } = &settings.data;
+    let train = train.as_ref().context("the data is opened only to train")?;
     let place = where_places_count(module).map(|node| module.node(node));
     let options = LoaderOptions {
         seed: settings.compile.seed.seed,
         microbatches,
-        eval: settings.data.eval.as_ref().map(source),
-        tokenizer: match &settings.data.tokenizer {
-            None => Tokenization::Auto,
-            Some(Tokenizer::Bytes) => Tokenization::Bytes,
-            Some(Tokenizer::File(path)) => Tokenization::File(path.clone()),
-        },
+        eval: eval.clone(),
+        tokenizer: tokenizer.clone(),
         labels_from,
         samples: of_run.map(|run| run.samples),
-        inputs: inputs(settings),
+        inputs: input.iter().map(|input| (input.name.clone(), input.source.clone())).collect(),
         shuffle: place.is_none(),
         ..LoaderOptions::default()
     };
@@ -86,7 +79,7 @@ fn open_with(
     if let Some(label) = &spec.label {
         spec.unfillable = feed::unfillable(module, &label.name)?;
     }
-    let loader = Loader::new(&spec, &train, &options);
+    let loader = Loader::new(&spec, train, &options);
     let mut loader = loader.map_err(|error| Diagnostic::new(data::one_line(&error)))?;
     if let Some(node) = place {
         keep_company(&mut loader, module, node)?;
@@ -109,22 +102,4 @@ fn keep_company(loader: &mut Loader, module: &Module, node: &ir::Node) -> Result
     }
     loader.note(format!("{reason}, so the rows keep their order and are not shuffled"));
     Ok(())
-}
-
-fn source(source: &DataSource) -> data::DataSource {
-    match source {
-        DataSource::Synthetic => data::DataSource::Synthetic,
-        DataSource::File(path) => data::DataSource::Path(path.clone()),
-    }
-}
-
-fn inputs(settings: &Settings) -> BTreeMap<String, Source> {
-    let source = |source: &InputSource| match source {
-        InputSource::Positions => Source::Positions,
-        InputSource::Ones => Source::Ones,
-        InputSource::Zeros => Source::Zeros,
-        InputSource::Key(key) => Source::Key(key.clone()),
-        InputSource::File(path) => Source::File(path.clone()),
-    };
-    settings.data.input.iter().map(|input| (input.name.clone(), source(&input.source))).collect()
 }

@@ -1,7 +1,7 @@
 //! Files of training data.
 
 use super::{folder, two_files};
-use data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec, Source, Tokenization};
+use data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec, Source, Tokenizer};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use ir::DType;
@@ -91,7 +91,7 @@ pub(super) fn tokenizer(bytes: &[u8]) {
         &model_spec(WIDE),
         "text.txt",
         text,
-        LoaderOptions { tokenizer: Tokenization::File(path), ..options() },
+        LoaderOptions { tokenizer: Some(Tokenizer::File(path)), ..options() },
     );
 }
 

@@ -8,12 +8,14 @@ mod groups;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
+use data::{DataSource, Source};
 use expect_test::{Expect, expect};
+use ir::DType;
 use passes::initialize::Rule;
 use passes::optimizer::schedule::{Curve, Schedule};
 use passes::optimizer::{Algorithm, Decay, Moments};
 use trainyard::cli::{Cli, Command, Compile, ParseError};
-use trainyard::config::{DataSource, InitRule, InputSource, Length, PrecisionChoice, Resume, Settings};
+use trainyard::config::{Length, Resume, Settings};
 use trainyard::diagnostics::{Severity, render};
 
 /// Parses `trainyard ARGUMENTS`, split at spaces outside single quotes.
@@ -102,7 +104,7 @@ fn structured_values_are_read_into_types() {
     assert_eq!(settings.data.train, Some(DataSource::Synthetic));
     assert_eq!(settings.run.resume, Some(Resume::Folder("old".into())));
     assert_eq!(settings.run.length(), Length::Steps(600));
-    assert_eq!(settings.compile.init.init, Some(InitRule(Rule::Normal { std: 0.5 })));
+    assert_eq!(settings.compile.init.init, Some(Rule::Normal { std: 0.5 }));
     assert_eq!(
         settings.compile.optimizer.optimizer,
         Algorithm::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8, decoupled: false, moments: Moments::Full }
@@ -113,8 +115,8 @@ fn structured_values_are_read_into_types() {
     assert_eq!(settings.compile.optimizer.freeze, ["wte*", "wpe*"]);
     assert_eq!(settings.compile.loss.ignore_index, Some(-1));
     let sources: Vec<_> = settings.data.input.into_iter().map(|input| input.source).collect();
-    let file = InputSource::File("data/y.npz".into());
-    assert_eq!(sources, [InputSource::Ones, InputSource::Positions, InputSource::Key("pixels".into()), file]);
+    let file = Source::File("data/y.npz".into());
+    assert_eq!(sources, [Source::Ones, Source::Positions, Source::Key("pixels".into()), file]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use crate::TRAINYARD;
 use std::path::Path;
 
-use data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec, Tokenization};
+use data::{DataSource, InputSpec, LabelSpec, Loader, LoaderOptions, ModelSpec, Tokenizer};
 use expect_test::expect;
 use testing::workplace::Workplace;
 
@@ -42,7 +42,7 @@ fn columns_that_are_chosen_and_columns_that_are_left_train_alike() {
 }
 
 /// A loader of sequences of 16 tokens from a vocabulary of 128, in their order.
-fn tokens(train: &Path, tokenizer: Tokenization) -> Loader {
+fn tokens(train: &Path, tokenizer: Option<Tokenizer>) -> Loader {
     let input = InputSpec {
         name: "input_ids".into(),
         dtype: ir::DType::I64,
@@ -71,7 +71,7 @@ fn a_text_has_the_tokens_that_hugging_face_gives_it() {
     place.write("text.txt", &place.read("testdata/kjv.txt")[place_of("start")..place_of("stop")]);
     let ids = reference["ids"].as_array().expect("a list").iter();
     let ids: Vec<i64> = ids.map(|id| id.as_i64().expect("an id")).collect();
-    let tokenizer = Tokenization::File(place.path("testdata/tokenizer.json"));
+    let tokenizer = Some(Tokenizer::File(place.path("testdata/tokenizer.json")));
     let loader = tokens(&place.path("text.txt"), tokenizer);
     assert_eq!(loader.samples(), (ids.len() as u64 - 1) / 16);
     let read = (0..loader.samples()).flat_map(|step| {
@@ -87,7 +87,8 @@ const TOKENS: &str = "compile testdata/gpt2-fresh.onnx --microbatch 8 --steps 4 
 fn a_text_by_its_tokenizer_trains_as_its_tokens_in_llm_cs_file_do() {
     let place = Workplace::with_text(TRAINYARD, 20_000);
     place.succeed(&format!("{TOKENS} --train text.txt --tokenizer testdata/tokenizer.json -o text"));
-    let loader = tokens(&place.path("text.txt"), Tokenization::File(place.path("testdata/tokenizer.json")));
+    let loader =
+        tokens(&place.path("text.txt"), Some(Tokenizer::File(place.path("testdata/tokenizer.json"))));
     let mut ids: Vec<i64> = Vec::new();
     for step in 0..loader.samples() {
         let batch = loader.global_batch(step);

@@ -1,6 +1,7 @@
 //! The bytes that each device of a mesh holds: the formulas of ZeRO's stages and of tensor parallelism, for small models and for a model of
 //! 175 billion parameters.
 
+use ir::analysis::{Share, Shares};
 use ir::{DType, Module, Op, Phase, Role, State};
 use passes::bind::{BATCH, Bind};
 use passes::precision::Precision;
@@ -9,7 +10,6 @@ use testing::layers::{Reductions, reductions, stored};
 use testing::models::{self, Fixture, adamw, done, path};
 use trainyard::compilation::{self, Forward, Source};
 use trainyard::pipeline::CompilationPlan;
-use trainyard::plan::{Share, Shares};
 
 /// A model compiled up to its loss, to be split in several ways.
 struct Subject {

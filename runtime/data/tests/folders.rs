@@ -136,7 +136,7 @@ fn nan_is_refused_with_its_sample_and_infinity_is_not() {
 fn a_tokenizer_turns_texts_into_tokens_that_are_shifted_as_all_are() {
     let files = Files::new();
     let DataSource::Path(path) = files.write("tokenizer.json", byte_level("null")) else { unreachable!() };
-    let tokenizer = Tokenization::File(path);
+    let tokenizer = Some(Tokenizer::File(path));
     let mut spec = language_model(1, 3, None);
     spec.inputs[0].vocabulary = Some(1000);
     spec.label = Some(label(DType::I64, &[1, 3], 1000, None));
@@ -160,6 +160,6 @@ fn a_tokenizer_turns_texts_into_tokens_that_are_shifted_as_all_are() {
         error.contains("tokenizer.json` gives ids up to 258") && error.contains("vocabulary of 258"),
         "{error}"
     );
-    let missing = LoaderOptions { tokenizer: Tokenization::File(files.path("no.json")), ..unshuffled() };
+    let missing = LoaderOptions { tokenizer: Some(Tokenizer::File(files.path("no.json"))), ..unshuffled() };
     assert!(refusal(&spec, &data, &missing).contains("no.json"));
 }

@@ -1,5 +1,6 @@
 //! The report of programs that do not fit into the memory of a device.
 
+use ir::units::bytes;
 use std::fmt;
 
 /// The error of programs that take more memory than a device has.
@@ -21,30 +22,10 @@ pub struct TooLarge {
     pub of_programs: u64,
 }
 
-/// Bytes in the form that messages show.
-struct Size(u64);
-
-impl fmt::Display for Size {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kibibytes = self.0 as f64 / 1024.0;
-        match kibibytes {
-            ..1024.0 => write!(f, "{kibibytes:.1} KiB"),
-            1024.0..1_048_576.0 => write!(f, "{:.1} MiB", kibibytes / 1024.0),
-            1_048_576.0..1_073_741_824.0 => write!(f, "{:.1} GiB", kibibytes / 1_048_576.0),
-            _ => write!(f, "{:.1} TiB", kibibytes / 1_073_741_824.0),
-        }
-    }
-}
-
 impl TooLarge {
-    /// Formats bytes for messages: `1.5 GiB`.
-    pub fn size(bytes: u64) -> String {
-        Size(bytes).to_string()
-    }
-
     /// Describes the largest results of a microbatch for messages.
     pub fn told(&self) -> String {
-        let all = self.largest.iter().map(|(name, bytes)| format!("{} by {name}", Size(*bytes)));
+        let all = self.largest.iter().map(|(name, size)| format!("{} by {name}", bytes(*size)));
         format!("the largest results of a microbatch: {}", all.collect::<Vec<_>>().join(", "))
     }
 }
@@ -53,12 +34,12 @@ impl TooLarge {
 impl fmt::Display for TooLarge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let needed = self.kinds.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
-        let kinds = self.kinds.iter().map(|(kind, bytes)| format!("{} {kind}", Size(*bytes)));
+        let kinds = self.kinds.iter().map(|(kind, size)| format!("{} {kind}", bytes(*size)));
         let kinds = kinds.collect::<Vec<_>>().join(", ");
-        write!(f, "the program `{}` needs {} ({kinds})", self.program, Size(needed))?;
+        write!(f, "the program `{}` needs {} ({kinds})", self.program, bytes(needed))?;
         if self.ranks > 1 {
             write!(f, " on each of {} ranks", self.ranks)?;
         }
-        write!(f, "; {} has {} free", self.device, Size(self.free))
+        write!(f, "; {} has {} free", self.device, bytes(self.free))
     }
 }

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
+use ir::DType;
 use passes::optimizer::{Algorithm, Moments};
-use program::MemoryByClass;
+use program::{MemoryByClass, UpdateTime};
 
 use crate::cli::compile::Ready;
-use crate::config::memory::OffloadClass;
-use crate::config::{CompileFlags, PrecisionChoice, UpdateChoice};
+use crate::config::CompileFlags;
+use crate::config::memory::AUTO;
 
 /// A change of the flags of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,13 +64,13 @@ impl Change {
         let higher = flags.parallel.zero + 1..=if unfit.data_ranks > 1 { 3 } else { 0 };
         let mut all: Vec<Self> = higher.map(Self::Zero).collect();
         all.extend(smaller_microbatches(unfit));
-        if flags.memory.update == UpdateChoice::Late && unfit.microbatches == 1 {
+        if flags.memory.update == UpdateTime::Late && unfit.microbatches == 1 {
             all.push(Self::EarlyUpdates);
         }
         if flags.memory.offload.is_empty() {
             all.push(Self::Offload);
         }
-        if flags.precision.choice() == PrecisionChoice::Fp32 {
+        if flags.precision.dtype() == DType::F32 {
             all.push(Self::Bf16);
         }
         if let Algorithm::Adam { moments: Moments::Full, .. } = flags.optimizer.optimizer {
@@ -85,8 +86,8 @@ impl Change {
             Self::Microbatch { size, global, .. } => {
                 (flags.shapes.microbatch, flags.shapes.global_batch) = (Some(size), Some(global));
             }
-            Self::EarlyUpdates => flags.memory.update = UpdateChoice::Early,
-            Self::Offload => flags.memory.offload = vec![OffloadClass::Auto],
+            Self::EarlyUpdates => flags.memory.update = UpdateTime::Early,
+            Self::Offload => flags.memory.offload = vec![AUTO],
             Self::Bf16 => (flags.precision.precision, flags.precision.bf16) = (None, true),
             Self::Moments(form) => flags.optimizer.optimizer = with_moments(flags.optimizer.optimizer, form),
         }
@@ -187,7 +188,7 @@ pub(super) fn least(
     }
     let memory = left_by(changes, unfit, flags);
     // The fullest position of a program may have casts of weights beside them, which another program makes later.
-    let is_half = flags.precision.choice() != PrecisionChoice::Fp32;
+    let is_half = flags.precision.dtype() != DType::F32;
     memory.optimizer + if is_half { memory.parameters / 2 } else { memory.parameters }
 }
 
@@ -202,7 +203,7 @@ pub(super) fn estimated(changes: &[Change], unfit: &Unfit, flags: &CompileFlags)
 /// The bytes by class that some changes leave on the device.
 fn left_by(changes: &[Change], unfit: &Unfit, flags: &CompileFlags) -> MemoryByClass {
     let mut memory = unfit.memory;
-    let is_half = flags.precision.choice() != PrecisionChoice::Fp32 || changes.contains(&Change::Bf16);
+    let is_half = flags.precision.dtype() != DType::F32 || changes.contains(&Change::Bf16);
     for change in changes {
         match *change {
             Change::Zero(stage) => {

@@ -1,10 +1,10 @@
 //! The hardware and libraries of a machine, as `doctor` writes them: as text, and as JSON.
 
-use crate::units;
 use cuda::cudnn::TAKEN;
 use cuda::gpu::links::Link;
 use cuda::libraries::{FOLDERS, Folders, Library, NotOpened, Opened};
 use cuda::probe::{self, Probe, Unavailable};
+use ir::units;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;

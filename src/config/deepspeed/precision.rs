@@ -1,8 +1,7 @@
 //! The element types, and the scale of the loss in fp16.
 
-use ir::Diagnostic;
+use ir::{DType, Diagnostic};
 
-use super::super::precision::PrecisionChoice;
 use super::Translation;
 use super::document::Leaf;
 
@@ -32,12 +31,12 @@ pub(super) fn translate(translation: &mut Translation) {
     }
     let line = translation.line;
     let given = match (line.gives("bf16"), line.gives("fp16")) {
-        (true, _) => Some(PrecisionChoice::Bf16),
-        (_, true) => Some(PrecisionChoice::Fp16),
+        (true, _) => Some(DType::BF16),
+        (_, true) => Some(DType::F16),
         _ => line.value("precision"),
     };
     let computes_in_fp16 = match given {
-        Some(choice) => choice == PrecisionChoice::Fp16,
+        Some(choice) => choice == DType::F16,
         None => matches!(of_file, Some(("fp16", _))),
     };
     if computes_in_fp16 {

@@ -1,7 +1,7 @@
 //! A prediction as text.
 
 use super::{CommandFacts, ExchangeFacts, KindFacts, MemoryClassFacts, PredictionFacts, Throughput};
-use crate::units::{bytes, count, flops, grouped, milliseconds, sizes};
+use ir::units::{bytes, count, flops, grouped, milliseconds, sizes};
 use ir::visible;
 use program::MemoryByClass;
 use program::backend::Declined;

@@ -3,8 +3,8 @@
 //! A task takes whole columns, at least one, so the drawing rounds the times. It is as wide as the line allows.
 
 use super::PipelineFacts;
-use crate::units::milliseconds;
 use ir::timetable::{Task, TaskTime};
+use ir::units::milliseconds;
 use ir::{Phase, Timeline};
 use std::fmt;
 

@@ -4,9 +4,9 @@ mod chart;
 
 use super::PipelineFacts;
 use super::text::shortened;
-use crate::units::bytes;
 use chart::Chart;
 use ir::timetable::TASK_PHASES;
+use ir::units::bytes;
 use ir::visible;
 
 const STYLE: &str = include_str!("html/page.css");

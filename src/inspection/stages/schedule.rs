@@ -1,6 +1,6 @@
 //! The choice of a schedule: the line that `inspect` and a run tell, and the schedules that were not chosen.
 
-use crate::units::bytes;
+use ir::units::bytes;
 use ir::visible;
 use passes::reports::{CandidateReport, StageReport};
 

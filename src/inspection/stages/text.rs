@@ -1,7 +1,7 @@
 //! A pipeline as text: a line for each stage, a line for each rank, and the timetable.
 
 use super::{PipelineFacts, PipelineStepFacts, RankFacts, StageFacts};
-use crate::units::{aligned, bytes, count, grouped, milliseconds};
+use ir::units::{aligned, bytes, count, grouped, milliseconds};
 use ir::visible;
 use std::fmt;
 

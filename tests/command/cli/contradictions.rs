@@ -46,10 +46,10 @@ fn precision_is_said_once() {
             error: the argument '--precision <PRECISION>' cannot be used with '--bf16'
         "#]],
     );
-    assert_eq!(compile("").settings.compile.precision.choice(), PrecisionChoice::Fp32);
-    assert_eq!(compile("--fp16").settings.compile.precision.choice(), PrecisionChoice::Fp16);
+    assert_eq!(compile("").settings.compile.precision.dtype(), DType::F32);
+    assert_eq!(compile("--fp16").settings.compile.precision.dtype(), DType::F16);
     let from_file = with_config("precision = \"bf16\"", "--fp16");
-    assert_eq!(from_file.compile.precision.choice(), PrecisionChoice::Fp16, "the command line wins");
+    assert_eq!(from_file.compile.precision.dtype(), DType::F16, "the command line wins");
     assert_eq!(with_config("fp16 = true\nloss-scale = 128", ""), compile("--fp16 --loss-scale 128").settings);
     check_error(
         "compile m.onnx --bf16 --loss-scale 128",

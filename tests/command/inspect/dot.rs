@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use expect_test::expect;
-use trainyard::inspection::dot;
+use ir::dot;
 
 use super::{inspect, read};
 

@@ -3,7 +3,7 @@
 use super::{class_of, escaped};
 use crate::inspection::stages::arrows::Arrow;
 use crate::inspection::stages::{PipelineFacts, RankFacts, TaskFacts};
-use crate::units::{bytes, milliseconds};
+use ir::units::{bytes, milliseconds};
 
 /// Pixels of the labels of the rows.
 const LABELS: f64 = 112.0;

@@ -1,12 +1,12 @@
 //! The inverse of a view, on bytes: a model of many gigabytes is never converted to numbers.
 
+use crate::{DType, Tensor, Type, ViewStep};
 use bytes::Bytes;
-use ir::{DType, Tensor, Type, ViewStep};
 
 /// Puts the value of a state back into the tensor of the file from which `view` cuts it, and returns the tensor's bytes. The tensor has
 /// `sizes` and `dtype`. `into` is the tensor as it was; zeros if it is not given. `None` if the value or the view does not fit, and for a
 /// view that repeats elements.
-pub(crate) fn put_back(
+pub fn put_back(
     view: &[ViewStep],
     sizes: &[u64],
     dtype: DType,
@@ -21,7 +21,7 @@ pub(crate) fn put_back(
     let Some((step, rest)) = view.split_first() else {
         return (value.len() as u64 == length).then_some(value);
     };
-    let inner = ir::view::sizes(std::slice::from_ref(step), sizes)?;
+    let inner = super::sizes(std::slice::from_ref(step), sizes)?;
     let width = dtype.bytes() as usize;
     // Old bytes matter only if a later step is a slice. Otherwise the value overwrites all of them.
     let kept = into.filter(|_| rest.iter().any(|step| matches!(step, ViewStep::Slice { .. })));
@@ -101,7 +101,7 @@ impl Rows {
 /// The bytes in the order of the permuted dims, copied in runs of the dims that stay where they are.
 fn transposed(bytes: &[u8], sizes: &[u64], permutation: &[u32], width: usize) -> Bytes {
     let sizes: Vec<usize> = sizes.iter().map(|&size| size as usize).collect();
-    let strides = ir::tensor::strides(&sizes);
+    let strides = crate::tensor::strides(&sizes);
     let kept = permutation.iter().enumerate().rev().take_while(|(i, dim)| **dim as usize == *i).count();
     let outer = &permutation[..permutation.len() - kept];
     let run = sizes[sizes.len() - kept..].iter().product::<usize>() * width;
@@ -173,13 +173,13 @@ mod tests {
         let numbers = |from: f64, count: usize| (0..count).map(|i| from + i as f64).collect::<Vec<_>>();
         let file = Tensor::float(DType::F32, vec![2, 4, 6], numbers(0.0, 48));
         for view in views {
-            let cut = ir::view::apply(view, &file).expect("the view fits");
+            let cut = crate::view::apply(view, &file).expect("the view fits");
             let value = Tensor::float(cut.dtype, cut.sizes.clone(), numbers(1000.0, cut.len()));
             for original in [file.clone(), Tensor::splat(DType::F32, vec![2, 4, 6], 0.0)] {
                 let into = Bytes::from(original.to_bytes());
                 let into = (original == file).then_some(&into);
                 let mut expected = original;
-                ir::view::write_back(view, &value, &mut expected).expect("the value fits");
+                crate::view::write_back(view, &value, &mut expected).expect("the value fits");
                 let found = put_back(view, &sizes, DType::F32, into, value.to_bytes().into());
                 assert_eq!(found.expect("the value fits"), expected.to_bytes(), "{view:?}");
             }

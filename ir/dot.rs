@@ -1,10 +1,10 @@
 //! A program as a graph for Graphviz. Each operator is a node, and each phase a cluster. An edge leads from the definition of a value to a
 //! reader of the value. Nodes and edges are written in program order, so equal programs give equal text.
 
-use ir::{Definition, Module, Phase, ValueId, visible};
+use crate::{Definition, Module, Phase, ValueId, visible};
 use std::fmt::Display;
 
-/// The program in the DOT language.
+/// Returns a program in the DOT language.
 pub fn dot(module: &Module) -> String {
     let inputs = module.inputs.iter().enumerate().map(|(index, input)| {
         let label = label([&input.name, &module.ty(input.value).to_string()]);

@@ -1,7 +1,7 @@
 //! The meeting point of processes without MPI, from the environment.
 
-use crate::launcher::Launched;
-use comm::star::meeting_point::{Address, MeetingPoint};
+use super::Launched;
+use crate::star::meeting_point::{Address, MeetingPoint};
 use ir::Diagnostic;
 
 /// The variable that names the meeting point, if the launcher's own variables do not lead to it.
@@ -10,13 +10,15 @@ const VARIABLE: &str = "TRAINYARD_RENDEZVOUS";
 /// The port if no variable names one. The port before it is the default of torchrun, whose agent listens there.
 const PORT: u16 = 29_501;
 
-/// The meeting point of a process: `TRAINYARD_RENDEZVOUS=HOST:PORT` or the path of a file; else the host `MASTER_ADDR`, at the port after
-/// `MASTER_PORT`; else this machine, if all processes are here.
-///
-/// # Errors
-/// Variables that make no sense; processes on several machines without an address.
-pub(super) fn of_process(launched: &Launched) -> Result<MeetingPoint, Diagnostic> {
-    of(launched, |name| std::env::var(name).ok())
+impl Launched {
+    /// Returns the meeting point: `TRAINYARD_RENDEZVOUS=HOST:PORT` or the path of a file; else the host `MASTER_ADDR`, at the port after
+    /// `MASTER_PORT`; else this machine, if all processes are here.
+    ///
+    /// # Errors
+    /// Variables that make no sense; processes on several machines without an address.
+    pub fn meeting_point(&self) -> Result<MeetingPoint, Diagnostic> {
+        of(self, |name| std::env::var(name).ok())
+    }
 }
 
 fn of(launched: &Launched, value: impl Fn(&str) -> Option<String>) -> Result<MeetingPoint, Diagnostic> {

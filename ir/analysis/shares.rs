@@ -1,12 +1,10 @@
 //! The bytes on each device of a mesh, the bytes on a single device without a mesh, and the bytes that each axis of the mesh saves.
 
-use crate::units::bytes;
-use ir::{
+use crate::{
     AxisId, AxisRole, Definition, Mesh, Module, Movement, NodeId, Op, Phase, Role, State, Type, ValueId,
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
-use std::fmt;
 
 /// The memory of a device, kind by kind, in bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -38,19 +36,19 @@ pub struct Share {
 }
 
 impl Shares {
-    /// The bytes that each device of a program holds.
+    /// Returns the bytes that each device of a program holds.
     pub fn of(module: &Module) -> Self {
         Self::with(module, module.states.values())
     }
 
-    /// The bytes that each device of a pipeline rank holds. `module` is the program of [`Module::of_pipeline_rank`], which lists the states of
+    /// Returns the bytes that each device of a pipeline rank holds. `module` is the program of [`Module::of_pipeline_rank`], which lists the states of
     /// all ranks.
-    pub(crate) fn of_pipeline_rank(module: &Module, rank: u32) -> Self {
+    pub fn of_pipeline_rank(module: &Module, rank: u32) -> Self {
         let is_own = |state: &&State| module.pipeline_ranks_with(state).contains(&rank);
         Self::with(module, module.states.values().filter(is_own))
     }
 
-    /// The bytes that each device of a program with these states holds.
+    /// Returns the bytes that each device of a program with these states holds.
     fn with<'m>(module: &'m Module, states: impl Iterator<Item = &'m State>) -> Self {
         let roots = Roots::of(module);
         let read = roots.read(|phase| phase.is_microbatch());
@@ -84,8 +82,8 @@ impl Shares {
         shares
     }
 
-    /// The kinds with their names.
-    pub(crate) fn named(&self) -> [(&'static str, Share); 4] {
+    /// Returns the kinds with their names.
+    pub fn named(&self) -> [(&'static str, Share); 4] {
         [
             ("parameters", self.parameters),
             ("gradients", self.gradients),
@@ -151,21 +149,5 @@ impl<'m> Roots<'m> {
             Definition::Node(node, _) => self.nodes.contains(&node) && self.module.node(node).phase == phase,
             Definition::Input(_) | Definition::State(_) => false,
         }
-    }
-}
-
-impl fmt::Display for Shares {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\neach device holds")?;
-        for (name, share) in self.named() {
-            let Share { one_device, device, saved_by_tensor, saved_by_expert, saved_by_data } = share;
-            let by_data = if name == "activations" { "dp" } else { "ZeRO" };
-            let saved = [("tp", saved_by_tensor), ("ep", saved_by_expert), (by_data, saved_by_data)];
-            let saved = saved.iter().filter(|(_, saved)| *saved > 0);
-            let saved = saved.map(|(by, saved)| format!("{by} saves {}", bytes(*saved))).collect::<Vec<_>>();
-            let saved = if saved.is_empty() { String::new() } else { format!(": {}", saved.join(", ")) };
-            writeln!(f, "  {name:11}  {:>10} of {:>10}{saved}", bytes(device), bytes(one_device))?;
-        }
-        Ok(())
     }
 }

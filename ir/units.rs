@@ -1,9 +1,9 @@
-//! Numbers for people.
+//! Numbers for messages and reports: digits in groups, bytes, times, counts.
 
 use std::fmt::Display;
 
-/// `1,234,567`
-pub(crate) fn grouped(number: u64) -> String {
+/// Returns a number with its digits in groups of three: `1,234,567`.
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {
@@ -15,29 +15,29 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// `1.86 MiB`
-pub(crate) fn bytes(number: u64) -> String {
+/// Returns a number of bytes with three digits and a binary unit: `1.86 MiB`.
+pub fn bytes(number: u64) -> String {
     scaled(number as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }
 
-/// `parameters 1.86 MiB, gradients 465 KiB`: the sizes that are not zero.
-pub(crate) fn sizes<const N: usize>(named: [(&str, u64); N]) -> String {
+/// Returns the sizes in bytes that are not zero, with their names: `parameters 1.86 MiB, gradients 465 KiB`.
+pub fn sizes<const N: usize>(named: [(&str, u64); N]) -> String {
     let present = named.into_iter().filter(|(_, size)| *size > 0);
     present.map(|(name, size)| format!("{name} {}", bytes(size))).collect::<Vec<_>>().join(", ")
 }
 
 /// Aligns the cells of a row to the right of columns with these widths.
-pub(crate) fn aligned(widths: &[usize], cells: Vec<impl Display>) -> String {
+pub fn aligned(widths: &[usize], cells: Vec<impl Display>) -> String {
     widths.iter().zip(cells).map(|(width, cell)| format!("{cell:>width$}")).collect()
 }
 
-/// `31.4 GFLOP`
-pub(crate) fn flops(number: u64) -> String {
+/// Returns a number of floating-point operations with three digits and a unit: `31.4 GFLOP`.
+pub fn flops(number: u64) -> String {
     scaled(number as f64, 1000.0, &["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"])
 }
 
-/// `1.25 s`, `12.5 ms`, `3.2 µs`
-pub(crate) fn milliseconds(ms: f64) -> String {
+/// Returns a time that is given in milliseconds: `1.25 s`, `12.5 ms`, `3.2 µs`.
+pub fn milliseconds(ms: f64) -> String {
     match ms {
         _ if ms >= 1000.0 => format!("{:.2} s", ms / 1e3),
         _ if ms >= 1.0 => format!("{ms:.2} ms"),
@@ -45,7 +45,7 @@ pub(crate) fn milliseconds(ms: f64) -> String {
     }
 }
 
-/// Three digits and a unit.
+/// Returns a number with three digits and the largest unit that it reaches.
 fn scaled(mut number: f64, step: f64, units: &[&str]) -> String {
     let mut unit = 0;
     while number >= step && unit + 1 < units.len() {
@@ -60,8 +60,8 @@ fn scaled(mut number: f64, step: f64, units: &[&str]) -> String {
     }
 }
 
-/// `1 tensor`, `2 tensors`
-pub(crate) fn count(number: usize, what: &str) -> String {
+/// Returns a number with its noun: `1 tensor`, `2 tensors`.
+pub fn count(number: usize, what: &str) -> String {
     format!("{} {what}{}", grouped(number as u64), if number == 1 { "" } else { "s" })
 }
 

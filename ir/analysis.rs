@@ -1,4 +1,5 @@
-//! Facts about a program that need no run of it: readers, lifetimes, memory, cost. Pure data and algorithms, shared by passes and
+//! Facts about a program that need no run of it: readers, lifetimes, memory, cost, times, the bytes of
+//! each device. Pure data and algorithms, shared by passes and
 //! by the runtime's lowering.
 
 pub mod cost;
@@ -15,4 +16,4 @@ pub use liveness::{Lifetime, Lifetimes};
 pub use memory_plan::{Buffer, Overlap, Placement};
 pub use readers::{Readers, held_values, live_nodes, made_by_kernel, reports};
 pub use shares::{Share, Shares};
-pub use time::{Exchange, node_time};
+pub use time::{CollectiveExchange, takes_no_time, time_on_mesh};

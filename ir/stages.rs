@@ -55,7 +55,7 @@ impl Module {
     }
 
     /// Returns the bytes that each device sends from one part of a microbatch to another, by transfers.
-    pub fn sent_bytes(&self) -> BTreeMap<Dependency, u64> {
+    pub fn transfer_bytes(&self) -> BTreeMap<Dependency, u64> {
         let mut bytes: BTreeMap<Dependency, u64> = BTreeMap::new();
         for (id, node) in self.nodes().filter(|(_, node)| node.phase.is_microbatch()) {
             let Some((from, to)) = self.transfers(id) else { continue };

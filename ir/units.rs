@@ -1,7 +1,5 @@
 //! Numbers for messages and reports: digits in groups, bytes, times, counts.
 
-use std::fmt::Display;
-
 /// Returns a number with its digits in groups of three: `1,234,567`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
@@ -20,15 +18,21 @@ pub fn bytes(number: u64) -> String {
     scaled(number as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }
 
+/// Returns a number of bytes in a binary unit with one decimal, for numbers that differ by little: `139.4 GiB`.
+pub fn bytes_in_tenths(number: u64) -> String {
+    let kibibytes = number as f64 / 1024.0;
+    match kibibytes {
+        ..1024.0 => format!("{kibibytes:.1} KiB"),
+        1024.0..1_048_576.0 => format!("{:.1} MiB", kibibytes / 1024.0),
+        1_048_576.0..1_073_741_824.0 => format!("{:.1} GiB", kibibytes / 1_048_576.0),
+        _ => format!("{:.1} TiB", kibibytes / 1_073_741_824.0),
+    }
+}
+
 /// Returns the sizes in bytes that are not zero, with their names: `parameters 1.86 MiB, gradients 465 KiB`.
 pub fn sizes<const N: usize>(named: [(&str, u64); N]) -> String {
     let present = named.into_iter().filter(|(_, size)| *size > 0);
     present.map(|(name, size)| format!("{name} {}", bytes(size))).collect::<Vec<_>>().join(", ")
-}
-
-/// Aligns the cells of a row to the right of columns with these widths.
-pub fn aligned(widths: &[usize], cells: Vec<impl Display>) -> String {
-    widths.iter().zip(cells).map(|(width, cell)| format!("{cell:>width$}")).collect()
 }
 
 /// Returns a number of floating-point operations with three digits and a unit: `31.4 GFLOP`.
@@ -61,8 +65,8 @@ fn scaled(mut number: f64, step: f64, units: &[&str]) -> String {
 }
 
 /// Returns a number with its noun: `1 tensor`, `2 tensors`.
-pub fn count(number: usize, what: &str) -> String {
-    format!("{} {what}{}", grouped(number as u64), if number == 1 { "" } else { "s" })
+pub fn count(number: usize, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(number as u64), if number == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use ir::{
 use std::fmt;
 use std::str::FromStr;
 
-/// The pass. Its default is not valid before `ranks` is set.
+/// The pass. The default is not valid until `ranks` is set.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CompressGradients {
     /// The method.

@@ -37,7 +37,7 @@ pub enum Rule {
     },
 }
 
-/// `gpt2`, `kaiming` or `normal:std=0.02`, as users write a rule
+/// Writes a rule as `--init` takes it: `gpt2`, `kaiming` or `normal:std=0.02`.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -56,7 +56,9 @@ impl FromStr for Rule {
             ("gpt2", _) => Ok(Self::Gpt2),
             ("kaiming", _) => Ok(Self::Kaiming),
             (_, Some(std)) => Self::normal(std),
-            ("normal", _) => Err("`normal` needs a standard deviation: normal:std=0.02".into()),
+            (text, _) if text.starts_with("normal") => Err(format!(
+                "`{text}` is not a rule for new weights; `normal` has a standard deviation: normal:std=0.02"
+            )),
             _ => {
                 Err(format!("`{text}` is not a rule for new weights; there are gpt2, kaiming, normal:std=X"))
             }
@@ -68,7 +70,7 @@ impl Rule {
     fn normal(std: &str) -> Result<Self, String> {
         match std.parse() {
             Ok(std) if std > 0.0 && f64::is_finite(std) => Ok(Self::Normal { std }),
-            _ => Err(format!("`{std}` is not a standard deviation; give a number above 0")),
+            _ => Err(format!("`{std}` is not a standard deviation; give a finite number above 0")),
         }
     }
 

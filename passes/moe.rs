@@ -48,7 +48,7 @@ pub struct Moe {
     pub routing: Routing,
 }
 
-/// Not valid before `experts` is set.
+/// The default is not valid until `experts` is set.
 impl Default for Moe {
     fn default() -> Self {
         Self {

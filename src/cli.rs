@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use comm::launcher::Launched;
 
 pub use compile::Compile;
 pub use completions::Completions;
@@ -34,7 +35,6 @@ use crate::config::file::ConfigFile;
 use crate::failure::Failure;
 use crate::hardware;
 use crate::log;
-use comm::launcher::Launched;
 
 /// A compiler that trains ONNX models
 #[derive(Parser, Clone, Debug)]

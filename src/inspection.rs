@@ -315,17 +315,21 @@ impl Inspection {
         self.step = Some(StepFacts::of(&step, compilation, &programs, microbatches, machine)?);
         self.warnings.extend(compilation.doubt(microbatches).cloned());
         self.support = Support::Trainable;
-        if device != planned_on && question.lists_memory {
+        let is_other = device != planned_on;
+        if is_other && question.lists_memory {
             programs = Programs::lower_on(compilation, microbatches, device)?;
-        } else if device != planned_on {
-            (programs.training, programs.target) =
-                training::lower_step_on(training.clone(), microbatches, compilation.update, device)?;
         }
-        self.pipeline = PipelineFacts::of_programs(&step, &programs.training, programs.target, machine)?;
+        // Without a list of the memory, only the step is needed.
+        let step_alone = (is_other && !question.lists_memory)
+            .then(|| training::lower_step_on(training.clone(), microbatches, compilation.update, device))
+            .transpose()?;
+        let on_machine = step_alone.as_ref().map(|(programs, target)| (programs, *target));
+        let (on_machine, target) = on_machine.unwrap_or((&programs.training, programs.target));
+        self.pipeline = PipelineFacts::of_programs(&step, on_machine, target, machine)?;
         if let Some(machine) = machine.filter(|_| self.pipeline.is_none()) {
-            let program = programs.training.first();
+            let program = on_machine.first();
             self.prediction =
-                Some(PredictionFacts::of_program(training, program, programs.target, microbatches, machine)?);
+                Some(PredictionFacts::of_program(training, program, target, microbatches, machine)?);
         }
         let of_ranks = self.pipeline.iter().flat_map(|pipeline| &pipeline.ranks).map(|rank| rank.planned);
         let planned = of_ranks.chain(self.prediction.iter().map(|prediction| prediction.planned)).max();

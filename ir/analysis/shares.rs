@@ -6,7 +6,7 @@ use crate::{
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// The memory of a device, kind by kind, in bytes.
+/// The memory of a device, kind by kind, in bytes. The names of the fields are keys of `plan.json` and of `inspect --format json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Shares {
     /// The weights that microbatches read: parameters, or values that are computed from parameters once in each step.
@@ -41,8 +41,8 @@ impl Shares {
         Self::with(module, module.states.values())
     }
 
-    /// Returns the bytes that each device of a pipeline rank holds. `module` is the program of [`Module::of_pipeline_rank`], which lists the states of
-    /// all ranks.
+    /// Returns the bytes that each device of a pipeline rank holds. `module` is the program of [`Module::of_pipeline_rank`], which lists
+    /// the states of all ranks.
     pub fn of_pipeline_rank(module: &Module, rank: u32) -> Self {
         let is_own = |state: &&State| module.pipeline_ranks_with(state).contains(&rank);
         Self::with(module, module.states.values().filter(is_own))

@@ -74,7 +74,7 @@ impl Machine {
     }
 
     /// Returns the link between two pipeline ranks of `devices` devices each. Ranks fill one node of a cluster after the other.
-    pub fn link_between(&self, devices: u64, from: u64, to: u64) -> Link {
+    pub fn link_of_pipeline_ranks(&self, devices: u64, from: u64, to: u64) -> Link {
         let inside = self.device().link;
         let Self::Cluster(cluster) = self else { return inside };
         let node = |rank: u64| rank / cluster.node.devices.max(1);
@@ -154,9 +154,9 @@ mod tests {
         let cluster = Preset::H100.cluster(2);
         let (inside, network) = (cluster.node.device.link, cluster.network);
         let machine = Machine::Cluster(cluster);
-        assert_eq!(machine.link_between(4, 0, 1), inside);
-        assert_eq!(machine.link_between(4, 2, 1), network);
-        assert_eq!(machine.link_between(1, 7, 0), inside);
+        assert_eq!(machine.link_of_pipeline_ranks(4, 0, 1), inside);
+        assert_eq!(machine.link_of_pipeline_ranks(4, 2, 1), network);
+        assert_eq!(machine.link_of_pipeline_ranks(1, 7, 0), inside);
     }
 
     #[test]

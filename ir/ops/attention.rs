@@ -284,8 +284,8 @@ fn flops(causal: bool, signature: &Signature, over_q: u64, over_v: u64) -> Cost 
 }
 
 impl Operator for AttentionGrad {
-    // Depends on the place of a part if causal: a query reads the keys up to its own place. Reads the sums of exponentials in f32, which they
-    // are in any case.
+    // Depends on the place of a part if causal: a query reads the keys up to its own place. Reads the sums of exponentials in f32,
+    // which they are in any case.
     fn facts(&self) -> Facts {
         use OperandRole::*;
         Operands::new(&[Query, Key, Value, Mask, Output, LogSumExp, Gradient])

@@ -157,8 +157,8 @@ impl CrossEntropy {
 }
 
 impl Operator for CrossEntropyGrad {
-    // Depends on the place of a part: labels count along the whole dim. Reads some operands in f32: the sums of exponentials and the gradient of a
-    // loss are f32 in any case.
+    // Depends on the place of a part: labels count along the whole dim. Reads some operands in f32: the sums of exponentials and the
+    // gradient of a loss are f32 in any case.
     fn facts(&self) -> Facts {
         use OperandRole::*;
         Operands::new(&[Data, Labels, LogSumExp, Gradient])

@@ -7,6 +7,7 @@
 //! 1604.06174).
 
 use cranelift_entity::{EntitySet, SecondaryMap};
+use ir::analysis::takes_no_time;
 use ir::text::type_text;
 use ir::{Definition, Module, Movement, NodeId, Op, Phase, ValueId};
 use std::collections::BTreeMap;
@@ -69,11 +70,6 @@ pub(super) fn local_bytes(module: &Module, value: ValueId) -> u64 {
     module.ty(value).local_bytes(&module.mesh).unwrap_or(u64::MAX)
 }
 
-/// Whether an operator needs no bytes in the arena and no time: lowering makes a view or a constant of its result.
-pub(super) fn is_view_or_constant(op: &Op) -> bool {
-    op.movement().is_layout() || matches!(op, Op::Constant(_) | Op::Splat(_))
-}
-
 /// A value, and the positions of its node and of its last reader among the forward nodes.
 struct Span {
     value: ValueId,
@@ -97,7 +93,7 @@ impl Spans {
                     span.last_read = position;
                 }
             }
-            if is_view_or_constant(&node.op) {
+            if takes_no_time(&node.op) {
                 continue;
             }
             for &value in &node.results {

@@ -8,9 +8,9 @@
 //!
 //! The networks of equal layers differ only in the names of their values, so they are cut once for each price.
 
-use super::blocks::{Blocks, base, is_activation, is_view_or_constant, local_bytes};
+use super::blocks::{Blocks, base, is_activation, local_bytes};
 use cranelift_entity::EntitySet;
-use ir::analysis::node_time;
+use ir::analysis::{takes_no_time, time_on_mesh};
 use ir::machine::Device;
 use ir::{Definition, Module, Node, NodeId, Op, ValueId};
 use petgraph::algo::dinics;
@@ -226,9 +226,9 @@ pub(super) fn is_repeatable(node: &Node) -> bool {
     }
 }
 
-/// Returns the time of a node on a device, by the cost model of [`ir::machine`]. A node takes some time even if its bytes take none, so that
-/// it is not repeated without need. Views and constants take none.
+/// Returns the time of a node on a device, by the cost model of [`ir::machine`]. A node takes some time even if its bytes take none, so
+/// that it is not repeated without need. Views and constants take none.
 fn picoseconds(module: &Module, node: &Node, device: &Device) -> u64 {
-    let time = node_time(module, node, device, |_| device.link);
-    if is_view_or_constant(&node.op) { 0 } else { time.max(1) }
+    let time = time_on_mesh(module, node, device, |_| device.link);
+    if takes_no_time(&node.op) { 0 } else { time.max(1) }
 }

@@ -1,10 +1,11 @@
 //! Reports a decision: each block, and each value of it with its fate.
 
 use super::Recompute;
-use super::blocks::{base, is_view_or_constant, local_bytes};
+use super::blocks::{base, local_bytes};
 use super::choices::{BlockDecision, Choices, Decision};
 use super::cut::{Network, is_repeatable};
 use crate::reports::{BlockReport, Fate, RecomputeReport, ValueReport};
+use ir::analysis::takes_no_time;
 use ir::{Definition, NodeId, ValueId};
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ impl Choices<'_> {
         for (index, (nodes, made)) in self.blocks.repeatable().iter().zip(&decision.blocks).enumerate() {
             let price = options.price_in(index);
             report.blocks.push(self.block(nodes, made, price));
-            let is_computed = |id: &&NodeId| !is_view_or_constant(&self.module.node(**id).op);
+            let is_computed = |id: &&NodeId| !takes_no_time(&self.module.node(**id).op);
             for &id in nodes.iter().filter(is_computed) {
                 let results = self.module.node(id).results.iter();
                 report.values.extend(results.map(|&value| self.value(index, made, id, value)));

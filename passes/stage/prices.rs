@@ -10,6 +10,7 @@ use crate::autodiff::{Autodiff, put_off_all};
 use crate::pass::{PassContext, Transform};
 use crate::precision::Precision;
 use crate::recompute::Recompute;
+use ir::analysis::takes_no_time;
 use ir::timetable::TASK_PHASES;
 use ir::{
     Builder, DType, Definition, EVERY_STAGE, Module, Movement, Node, NodeId, Op, Phase, Role, StateId,
@@ -132,11 +133,6 @@ fn trial(module: &Module, forward: &Forward, options: &Stage) -> Option<Module> 
 
 fn place_of(node: &Node, places: usize) -> Option<usize> {
     Some(node.stage as usize).filter(|&place| place < places)
-}
-
-/// Whether an operator takes no time: readers read a view's elements in place, and constants are made before the step.
-fn takes_no_time(op: &Op) -> bool {
-    op.movement().is_layout() || matches!(op, Op::Constant(_) | Op::Splat(_))
 }
 
 /// Returns the bytes of the values that are made at each place and outlive their task, by class.

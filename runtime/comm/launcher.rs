@@ -1,7 +1,7 @@
 //! Launchers: the number of this process among those that torchrun, Slurm, Open MPI, MPICH or a Kubernetes job started, and the place
 //! where these processes meet.
 
-mod meeting;
+mod meeting_point;
 
 use ir::Diagnostic;
 use std::fmt;

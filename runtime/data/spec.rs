@@ -69,7 +69,7 @@ pub enum DataSource {
 }
 
 impl DataSource {
-    /// The file or folder, unless the data are generated.
+    /// Returns the file or folder. `None` if the values are generated.
     pub fn path(&self) -> Option<&PathBuf> {
         match self {
             Self::Synthetic => None,
@@ -78,7 +78,7 @@ impl DataSource {
     }
 }
 
-/// Parses `synthetic`, or else a path.
+/// Parses `synthetic`, or else a path. An empty text is refused.
 impl FromStr for DataSource {
     type Err = &'static str;
 
@@ -109,7 +109,7 @@ pub enum Tokenizer {
     File(PathBuf),
 }
 
-/// Parses `bytes`, or else a path.
+/// Parses `bytes`, or else a path. An empty text is refused.
 impl FromStr for Tokenizer {
     type Err = &'static str;
 

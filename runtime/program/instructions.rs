@@ -159,13 +159,6 @@ pub enum UpdateTime {
     Early,
 }
 
-impl UpdateTime {
-    /// Whether updates run after backward.
-    pub fn is_late(&self) -> bool {
-        *self == Self::Late
-    }
-}
-
 /// One kernel on fixed places.
 #[derive(Clone, Debug)]
 pub struct Instruction {

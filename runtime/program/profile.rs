@@ -3,7 +3,7 @@
 mod pipeline;
 mod turns;
 
-pub use pipeline::{MeasuredPipeline, MeasuredRankFacts, MeasuredStageFacts, PredictedIdle};
+pub use pipeline::{MeasuredPipeline, PipelineRankTimes, PredictedIdle, StageTimes};
 pub use turns::{MeasuredRank, MeasuredRuns, MeasuredTask, Window};
 
 use crate::device::ProgramId;
@@ -80,7 +80,7 @@ pub struct Span {
     pub instruction: usize,
     /// The name of the track, such as the processor or a queue. A track runs one instruction after the other.
     pub track: &'static str,
-    /// The time from the begin of the step to the start.
+    /// The time from the start of the step to the start.
     pub start: Duration,
     /// The duration.
     pub time: Duration,
@@ -177,7 +177,7 @@ impl Profile {
         json!({ "displayTimeUnit": "ms", "traceEvents": self.events(program, 0, None) })
     }
 
-    /// Returns the events of [`Self::timeline`] as those of one process. Times count from `zero`, or from the begin of the step.
+    /// Returns the events of [`Self::timeline`] as those of one process. Times count from `zero`, or from the start of the step.
     pub fn events(&self, program: &Program, process: u64, zero: Option<Instant>) -> Vec<Value> {
         let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let began = zero.zip(times.began).map_or(0.0, |(zero, began)| turns::moment(began, zero) * 1e3);

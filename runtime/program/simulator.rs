@@ -35,7 +35,7 @@ pub struct SimulatedStep {
 pub struct SimulatedPart {
     /// The commands, in order.
     pub commands: Vec<SimulatedCommand>,
-    /// Seconds from the begin of the part to the end of its last command.
+    /// Seconds from the start of the part to the end of its last command.
     pub seconds: f64,
 }
 
@@ -48,7 +48,7 @@ pub struct SimulatedCommand {
     pub bound: Bound,
     /// Seconds that the command takes if nothing else runs.
     pub alone: f64,
-    /// The begin and end of the command, in seconds after the begin of the part.
+    /// The start and end of the command, in seconds after the start of the part.
     pub span: Span,
 }
 

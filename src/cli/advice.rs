@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use change::{Change, Unfit, combinations, estimated, least};
 use ir::machine::Machine;
+use ir::units::{bytes, milliseconds};
 use ir::{Diagnostic, Node, Op};
 use program::Target;
 use program::simulator::SimulatedStep;
@@ -24,7 +25,6 @@ use crate::fit::Peaks;
 use crate::hardware::Chosen;
 use crate::inspection::PipelineFacts;
 use crate::training::RunJob;
-use ir::units::{bytes, milliseconds};
 
 /// The commands that are shown.
 const ROWS: usize = 10;

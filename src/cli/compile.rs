@@ -9,9 +9,11 @@ use std::path::PathBuf;
 use anyhow::Context;
 use checkpoint::DataFiles;
 use clap::Args;
+use comm::launcher::Launched;
 use data::{DataSource, Loader, Tokenizer};
 use files::FolderLock;
 use ir::Diagnostic;
+use ir::units::bytes;
 use program::Target;
 use train::Surroundings;
 
@@ -31,8 +33,6 @@ use crate::processes::{JoinError, Processes};
 use crate::training::{self, RunJob};
 use crate::verification::assumptions;
 use crate::{export, plan};
-use comm::launcher::Launched;
-use ir::units::bytes;
 use kernels::KernelTarget;
 
 const EXAMPLES: &str = "\

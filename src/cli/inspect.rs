@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ir::machine::{Machine, Preset};
-use ir::{Diagnostic, Module, dot};
+use ir::{Diagnostic, Module, graphviz};
 use onnx::program::Header;
 use onnx::proto::ModelProto;
 use program::profile::MeasuredPipeline;
@@ -188,7 +188,7 @@ impl Inspect {
             let source = Source::import(&self.subject, model, &question.sizes)?;
             let program = program_after(&source, &question, after)?;
             let text = match self.format {
-                Format::Dot => dot(&program),
+                Format::Dot => graphviz(&program),
                 Format::Perfetto => return Err(draws_steps_alone().into()),
                 Format::Html => return Err(draws_timetables_alone().into()),
                 Format::Onnx => return Output::of_program(&program, &header),
@@ -218,7 +218,7 @@ impl Inspect {
         let text = match self.format {
             Format::Text => facts.to_string(),
             Format::Json => report::json(facts)?,
-            Format::Dot => program.map(dot).unwrap_or_default(),
+            Format::Dot => program.map(graphviz).unwrap_or_default(),
             Format::Perfetto => self.timeline(prediction, pipeline, measured)?,
             Format::Html => self.page(pipeline)?,
             Format::Onnx => {

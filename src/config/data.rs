@@ -5,10 +5,10 @@ use std::str::FromStr;
 
 use clap::Args;
 use data::{DataSource, LabelsFrom, Source, Tokenizer};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::shapes::positive_count;
-use super::value::{ValueError, as_optional_text, one_of, serialize_as_text};
+use super::value::{ValueError, as_optional_text, one_of, serialize_as_text, serialize_optional_name};
 
 /// Flags that say what the data are.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
@@ -35,13 +35,18 @@ pub struct Data {
     /// Convention of the labels: `shift` moves the tokens, or the labels in the data, by one (Hugging Face's convention); `given` takes
     /// labels as they are [default: shift for a token stream, and for labels in the data that all equal the tokens at the same
     /// place, if the model predicts the next token; otherwise given]
-    #[arg(long, value_name = "WHICH", value_parser = one_of(&LabelsFrom::ALL))]
+    #[arg(long, value_parser = one_of(&LabelsFrom::ALL))]
+    #[serde(serialize_with = "serialize_labels_from")]
     pub labels_from: Option<LabelsFrom>,
     /// Fill the model's input NAME, or its labels, from SOURCE: a key of the data, columns of a .csv (names, or numbers from
     /// 1, such as 2-65), a field of a .jsonl, a file, `positions`, `ones` or `zeros`; may be repeated
     #[arg(long, value_name = "NAME=SOURCE")]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub input: Vec<InputBinding>,
+}
+
+fn serialize_labels_from<S: Serializer>(from: &Option<LabelsFrom>, serializer: S) -> Result<S::Ok, S::Error> {
+    serialize_optional_name(&LabelsFrom::ALL, from, serializer)
 }
 
 /// `NAME=SOURCE`: the source of the values of one input of the model.

@@ -12,7 +12,7 @@ use passes::recompute::Recompute;
 use program::UpdateTime;
 use serde::{Serialize, Serializer};
 
-use super::value::{name_of, one_of};
+use super::value::{name_of, one_of, serialize_name};
 pub use budget::{Budget, Budgets, DiskBudget};
 
 /// Flags of memory.
@@ -48,10 +48,11 @@ pub struct Memory {
     /// Bytes of the smallest activation that is compressed [default: 16KiB]
     #[arg(long, value_name = "BYTES")]
     pub compress_least: Option<Budget>,
-    /// When an update of a weight runs: `late`, after backward; `early` frees the memory of each gradient during backward if a step has one microbatch, but a
-    /// gradient that is not finite then ends the run at its last checkpoint, since the weights have changed; not with --clip or --fp16
-    #[arg(long, value_name = "WHEN", default_value = "late", value_parser = one_of(&UPDATES))]
-    #[serde(skip_serializing_if = "UpdateTime::is_late", serialize_with = "serialize_update")]
+    /// When an update of a weight runs: `late`, after backward; `early` frees the memory of each gradient during backward if a step has one
+    /// microbatch, but a gradient that is not finite then ends the run at its last checkpoint, since the weights have changed; not with
+    /// --clip, fp16 or the stages of a pipeline
+    #[arg(long, default_value = "late", value_parser = one_of(&UPDATES))]
+    #[serde(skip_serializing_if = "is_late", serialize_with = "serialize_update")]
     pub update: UpdateTime,
 }
 
@@ -84,13 +85,14 @@ impl Tiers {
     }
 }
 
-/// The value `auto` of `--offload`: the classes with which the program fits `--memory`.
+/// The value `auto` of `--offload` in [`Memory::offload`]: it names no class itself, and opens all of them, so that the program fits
+/// `--memory`.
 pub(crate) const AUTO: Classes = Classes::NONE;
 
 /// The values of `--offload`.
 const OFFLOADS: [(Classes, &str); 6] = {
-    let [a, b, c, d, e] = Classes::ALL;
-    [a, b, c, d, e, (AUTO, "auto")]
+    let [optimizer, parameters, gradients, activations, embeddings] = Classes::ALL;
+    [optimizer, parameters, gradients, activations, embeddings, (AUTO, "auto")]
 };
 
 /// The values of `--update`.
@@ -101,7 +103,11 @@ fn serialize_offload<S: Serializer>(classes: &[Classes], serializer: S) -> Resul
 }
 
 fn serialize_update<S: Serializer>(update: &UpdateTime, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(name_of(&UPDATES, update))
+    serialize_name(&UPDATES, update, serializer)
+}
+
+fn is_late(update: &UpdateTime) -> bool {
+    *update == UpdateTime::Late
 }
 
 /// A form in which activations wait for backward.

@@ -7,15 +7,16 @@ use ir::{DType, Diagnostic};
 use passes::precision::Scaling;
 use serde::{Serialize, Serializer};
 
-use super::value::{name_of, one_of};
+use super::value::{name_of, one_of, serialize_optional_name};
 
 /// Flags of precision. Weights and optimizer states are f32 under all of them.
 #[derive(Args, Clone, Debug, Default, PartialEq, Serialize)]
 #[command(next_help_heading = "Precision")]
 #[serde(rename_all = "kebab-case")]
 pub struct Precision {
-    /// Precision of a step's computation; values that need the range or the precision of fp32 stay in fp32 [default: fp32]
-    #[arg(long, value_name = "DTYPE", value_parser = one_of(&PRECISIONS))]
+    /// Precision of a step's computation: fp32; bf16, with the range of fp32 and 8 bits of precision; or fp16, with 11 bits of precision and a
+    /// small range, for which the loss is scaled; values that need the range or the precision of fp32 stay in fp32 [default: fp32]
+    #[arg(long, value_parser = one_of(&PRECISIONS))]
     #[serde(serialize_with = "serialize_precision")]
     pub precision: Option<DType>,
     /// Same as --precision bf16
@@ -75,9 +76,9 @@ impl Precision {
 }
 
 fn serialize_precision<S: Serializer>(dtype: &Option<DType>, serializer: S) -> Result<S::Ok, S::Error> {
-    dtype.map(|dtype| name_of(&PRECISIONS, &dtype)).serialize(serializer)
+    serialize_optional_name(&PRECISIONS, dtype, serializer)
 }
 
 fn serialize_gradients<S: Serializer>(dtype: &Option<DType>, serializer: S) -> Result<S::Ok, S::Error> {
-    dtype.map(|dtype| name_of(&GRADIENTS, &dtype)).serialize(serializer)
+    serialize_optional_name(&GRADIENTS, dtype, serializer)
 }

@@ -153,6 +153,15 @@ pub(super) fn serialize_name<T: PartialEq, S: Serializer>(
     serializer.serialize_str(name_of(choices, value))
 }
 
+/// As [`serialize_name`], for a flag that may be left out.
+pub(super) fn serialize_optional_name<T: PartialEq, S: Serializer>(
+    choices: &[(T, &'static str)],
+    value: &Option<T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    value.as_ref().map(|value| name_of(choices, value)).serialize(serializer)
+}
+
 /// Writes a value to a config file as the text that its `FromStr` reads.
 pub(super) fn as_text<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)

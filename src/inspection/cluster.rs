@@ -2,7 +2,7 @@
 
 use super::collectives::CollectiveFacts;
 use super::step::PIPELINE_AXIS;
-use ir::analysis::Exchange;
+use ir::analysis::CollectiveExchange;
 use ir::machine::{Cluster, Link};
 use ir::units::{bytes, count, grouped, milliseconds};
 use ir::{Module, StageTable, visible};
@@ -157,7 +157,8 @@ impl CollectiveTimeFacts {
     fn all(module: &Module, microbatches: u64, cluster: &Cluster) -> Vec<Self> {
         let mut alike: Vec<Self> = Vec::new();
         for (_, node) in module.nodes() {
-            let exchange = Exchange::of(module, node).filter(|exchange| exchange.kind.communicates());
+            let exchange =
+                CollectiveExchange::of(module, node).filter(|exchange| exchange.kind.communicates());
             let Some(exchange) = exchange else { continue };
             let link = cluster.link(&module.mesh, &exchange.axes);
             let time = exchange.time(&module.mesh, &cluster.node.device, &link).total();

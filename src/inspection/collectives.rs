@@ -1,6 +1,6 @@
 //! The communication of a step: every collective of a program, with its bytes.
 
-use ir::analysis::Exchange;
+use ir::analysis::CollectiveExchange;
 use ir::units::{bytes, count};
 use ir::{Module, Node, visible};
 use serde::Serialize;
@@ -40,7 +40,8 @@ pub struct Communication {
 impl Communication {
     /// The communication of a step of `microbatches` microbatches.
     pub(super) fn of(module: &Module, microbatches: u64) -> Self {
-        let exchanges = module.nodes().filter_map(|(_, node)| Some((node, Exchange::of(module, node)?)));
+        let exchanges =
+            module.nodes().filter_map(|(_, node)| Some((node, CollectiveExchange::of(module, node)?)));
         let facts = |(node, exchange)| CollectiveFacts::of(module, node, &exchange, microbatches);
         let collectives: Vec<CollectiveFacts> = exchanges.map(facts).collect();
         let mut by_axis = BTreeMap::new();
@@ -53,7 +54,7 @@ impl Communication {
 
 impl CollectiveFacts {
     /// The facts of a node with its exchange, in a step of so many microbatches.
-    pub(super) fn of(module: &Module, node: &Node, exchange: &Exchange, microbatches: u64) -> Self {
+    pub(super) fn of(module: &Module, node: &Node, exchange: &CollectiveExchange, microbatches: u64) -> Self {
         let runs = if node.phase.is_microbatch() { microbatches } else { 1 };
         Self {
             kind: node.op.name(),

@@ -1,8 +1,12 @@
 //! The text for people of the tasks that a run with `--profile` measured.
 
-use ir::units::aligned;
-use program::profile::{MeasuredPipeline, MeasuredRankFacts, MeasuredStageFacts};
-use std::fmt;
+use program::profile::{MeasuredPipeline, PipelineRankTimes, StageTimes};
+use std::fmt::{self, Display};
+
+/// Aligns the cells of a row to the right of columns with these widths.
+pub(super) fn aligned(widths: &[usize], cells: Vec<impl Display>) -> String {
+    widths.iter().zip(cells).map(|(width, cell)| format!("{cell:>width$}")).collect()
+}
 
 /// The table of the stages of each rank.
 pub struct MeasuredText<'a>(pub &'a MeasuredPipeline);
@@ -22,12 +26,12 @@ impl fmt::Display for MeasuredText<'_> {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         for rank in ranks {
             for (index, stage) in rank.stages.iter().enumerate() {
-                let MeasuredStageFacts { stage, forward_ms, backward_ms, weight_ms } = stage;
+                let StageTimes { stage, forward_ms, backward_ms, weight_ms } = stage;
                 let mut cells = vec![rank.rank.to_string(), stage.to_string()];
                 let weights = splits.then(|| weight_ms.unwrap_or_default());
                 cells.extend([*forward_ms, *backward_ms].into_iter().chain(weights).map(ms));
                 if index == 0 {
-                    let MeasuredRankFacts { waits_ms, prepare_ms, update_ms, idle, predicted, .. } = rank;
+                    let PipelineRankTimes { waits_ms, prepare_ms, update_ms, idle, predicted, .. } = rank;
                     cells.extend([*waits_ms, *prepare_ms, *update_ms].map(ms));
                     cells.push(percent(*idle));
                     let predicted = predicted.map(|idle| [idle.by_means, idle.by_tasks].map(percent));
@@ -54,8 +58,8 @@ mod tests {
 
     #[test]
     fn a_rank_has_a_line_for_each_stage() {
-        let stage = |stage| MeasuredStageFacts { stage, forward_ms: 2.0, backward_ms: 4.0, weight_ms: None };
-        let rank = MeasuredRankFacts {
+        let stage = |stage| StageTimes { stage, forward_ms: 2.0, backward_ms: 4.0, weight_ms: None };
+        let rank = PipelineRankTimes {
             rank: 0,
             pipeline_rank: 0,
             stages: vec![stage(0), stage(1)],

@@ -5,7 +5,7 @@ use super::prediction::{CommandFacts, PredictionFacts};
 use super::stages::{Arrow, PipelineFacts};
 use ir::Task;
 use program::commands::Stream;
-use program::profile::{MeasuredPipeline, MeasuredRankFacts};
+use program::profile::{MeasuredPipeline, PipelineRankTimes};
 use serde_json::{Value, json};
 
 /// The process of measured events.
@@ -118,7 +118,7 @@ impl Arrow<'_> {
 /// The events of the tasks of the newest step. A task begins when its rank turns to it, and so with the wait for its messages.
 fn measured_events(measured: &MeasuredPipeline) -> Vec<Value> {
     let mut events = vec![named(MEASURED, "process_name", 0, "measured, the last step")];
-    for MeasuredRankFacts { rank, pipeline_rank, tasks, .. } in &measured.ranks {
+    for PipelineRankTimes { rank, pipeline_rank, tasks, .. } in &measured.ranks {
         let track = *rank as usize;
         let name = format!("rank {rank}, pipeline rank {pipeline_rank}");
         events.push(named(MEASURED, "thread_name", track, &name));

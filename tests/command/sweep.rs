@@ -15,8 +15,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use testing::workplace::{Ended, Workplace};
 
-/// The beginnings of the flags of [`testing::random_flags::draw_alone`] that change no bit of losses, norms and weights. A run that is stopped
-/// and resumed has the same bits too.
+/// The beginnings of the flags of [`testing::random_flags::draw_alone`] that change no bit of losses, norms and weights. A run that is
+/// stopped and resumed has the same bits too.
 const CHANGE_NO_BIT: [&str; 4] = ["--recompute", "--compress-activations", "--offload", "--update early"];
 
 /// The last stage that a case reached.

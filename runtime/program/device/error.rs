@@ -36,8 +36,8 @@ pub enum DeviceError {
     /// The values of all GPUs on the host take more memory than the host has.
     #[error(
         "values on the host take {} for each of {ranks} ranks, and this machine has {} free; --memory host=BYTES says what they may take",
-        ir::units::bytes(*bytes),
-        ir::units::bytes(*free)
+        ir::units::bytes_in_tenths(*bytes),
+        ir::units::bytes_in_tenths(*free)
     )]
     NoRoomOnHost {
         /// Bytes that each rank takes on the host.

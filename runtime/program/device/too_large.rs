@@ -1,6 +1,6 @@
 //! The report of programs that do not fit into the memory of a device.
 
-use ir::units::bytes;
+use ir::units::bytes_in_tenths;
 use std::fmt;
 
 /// The error of programs that take more memory than a device has.
@@ -25,21 +25,21 @@ pub struct TooLarge {
 impl TooLarge {
     /// Describes the largest results of a microbatch for messages.
     pub fn told(&self) -> String {
-        let all = self.largest.iter().map(|(name, size)| format!("{} by {name}", bytes(*size)));
+        let all = self.largest.iter().map(|(name, size)| format!("{} by {name}", bytes_in_tenths(*size)));
         format!("the largest results of a microbatch: {}", all.collect::<Vec<_>>().join(", "))
     }
 }
 
-/// `the program needs 81.2 GiB (12.0 GiB weights, …); GPU 0 (NVIDIA H200) has 79.0 GiB free`
+/// ``the program `main` needs 81.2 GiB (12.0 GiB weights, …); GPU 0 (NVIDIA H200) has 79.0 GiB free``
 impl fmt::Display for TooLarge {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let needed = self.kinds.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
-        let kinds = self.kinds.iter().map(|(kind, size)| format!("{} {kind}", bytes(*size)));
+        let kinds = self.kinds.iter().map(|(kind, size)| format!("{} {kind}", bytes_in_tenths(*size)));
         let kinds = kinds.collect::<Vec<_>>().join(", ");
-        write!(f, "the program `{}` needs {} ({kinds})", self.program, bytes(needed))?;
+        write!(f, "the program `{}` needs {} ({kinds})", self.program, bytes_in_tenths(needed))?;
         if self.ranks > 1 {
             write!(f, " on each of {} ranks", self.ranks)?;
         }
-        write!(f, "; {} has {} free", self.device, bytes(self.free))
+        write!(f, "; {} has {} free", self.device, bytes_in_tenths(self.free))
     }
 }

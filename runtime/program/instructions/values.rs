@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 pub struct Values {
     /// The values of each instruction, as in [`super::Program::sections`].
     pub sections: [Vec<InstructionValues>; 3],
-    /// The value of each state at the begin of a step.
+    /// The value of each state at the start of a step.
     pub states: Vec<u32>,
     /// The value of each input.
     pub inputs: Vec<u32>,

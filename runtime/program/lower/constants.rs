@@ -50,7 +50,7 @@ impl Drafts<'_> {
         // The numbers as f64 or i64, and their bytes in the type.
         let needed = (count as u64).saturating_mul(8 + dtype.bytes());
         if let Some(free) = files::memory::available().filter(|&free| needed > free) {
-            let [needed, free] = [needed, free].map(ir::units::bytes);
+            let [needed, free] = [needed, free].map(ir::units::bytes_in_tenths);
             let error = format!(
                 "the numbers from 0 to {count} take {needed} of memory; this machine has {free} free"
             );

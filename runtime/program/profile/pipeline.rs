@@ -1,12 +1,12 @@
 //! The tasks of a pipeline as a run measured them, beside those of the timetable.
 
 use super::{MeasuredRank, MeasuredRuns, MeasuredTask, Window};
-use ir::timetable::{TASK_PHASES, Task};
+use ir::timetable::Task;
 use ir::{Module, Phase, StageTable, Timeline};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The measured ranks of a pipeline.
+/// The measured ranks of a pipeline. The names of the fields are the keys of `profile.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredPipeline {
     /// The schedule.
@@ -14,18 +14,18 @@ pub struct MeasuredPipeline {
     /// Steps that were measured: all but the first.
     pub steps: u64,
     /// The ranks, stage by stage.
-    pub ranks: Vec<MeasuredRankFacts>,
+    pub ranks: Vec<PipelineRankTimes>,
 }
 
 /// A rank. Times are milliseconds, and those of a step are means.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct MeasuredRankFacts {
+pub struct PipelineRankTimes {
     /// The rank.
     pub rank: u64,
     /// Its pipeline rank.
     pub pipeline_rank: u32,
     /// Its stages.
-    pub stages: Vec<MeasuredStageFacts>,
+    pub stages: Vec<StageTimes>,
     /// The time of a step in which tasks waited for messages.
     pub waits_ms: f64,
     /// The section `prepare` of a step.
@@ -51,7 +51,7 @@ pub struct PredictedIdle {
 
 /// A stage on a rank: the time of its tasks in a step, without waiting.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct MeasuredStageFacts {
+pub struct StageTimes {
     /// The stage.
     pub stage: u32,
     /// The forward tasks.
@@ -79,10 +79,10 @@ impl MeasuredPipeline {
                 end_ms: task.end_ms - begin,
                 ..task.clone()
             };
-            MeasuredRankFacts {
+            PipelineRankTimes {
                 rank: rank as u64,
                 pipeline_rank,
-                stages: pipeline.stages_of(pipeline_rank).map(|stage| stage_facts(stage, measured)).collect(),
+                stages: pipeline.stages_of(pipeline_rank).map(|stage| stage_times(stage, measured)).collect(),
                 waits_ms: a_step(measured.waits),
                 prepare_ms: a_step(measured.prepare),
                 update_ms: a_step(measured.update),
@@ -99,13 +99,13 @@ impl MeasuredPipeline {
     }
 }
 
-fn stage_facts(stage: u32, measured: &MeasuredRank) -> MeasuredStageFacts {
+fn stage_times(stage: u32, measured: &MeasuredRank) -> StageTimes {
     let of = |phase: Phase| {
         let is_own = |runs: &&MeasuredRuns| runs.stage == stage && runs.phase == phase.long_name();
         let of_phase = measured.runs.iter().filter(is_own).map(|runs| runs.busy);
         of_phase.reduce(|sum, busy| sum + busy).map(|sum| sum / measured.steps.max(1) as f64)
     };
-    MeasuredStageFacts {
+    StageTimes {
         stage,
         forward_ms: of(Phase::Forward).unwrap_or_default(),
         backward_ms: of(Phase::Backward).unwrap_or_default(),
@@ -174,15 +174,6 @@ fn predicted_idle(
     })?;
     let both = by_means.into_iter().zip(by_tasks);
     Some(both.map(|(by_means, by_tasks)| PredictedIdle { by_means, by_tasks }).collect())
-}
-
-impl MeasuredTask {
-    /// Returns the task of the timetable.
-    pub fn task(&self) -> Task {
-        let phase = TASK_PHASES.iter().find(|(phase, _)| phase.long_name() == self.phase);
-        let phase = phase.map_or(Phase::Forward, |(phase, _)| *phase);
-        Task::new(phase, self.stage, self.microbatch)
-    }
 }
 
 #[cfg(test)]

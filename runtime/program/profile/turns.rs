@@ -1,6 +1,7 @@
 //! The measured times of a pipeline rank's tasks, and the time that they waited for messages of other ranks.
 
-use ir::timetable::Task;
+use ir::Phase;
+use ir::timetable::{TASK_PHASES, Task};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -45,7 +46,7 @@ pub struct MeasuredRuns {
 /// The microbatches of a step on a rank. Times count from a reference time after the run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Window {
-    /// The begin of the first task.
+    /// The start of the first task.
     pub begin: f64,
     /// The end of the last task.
     pub end: f64,
@@ -62,12 +63,21 @@ pub struct MeasuredTask {
     pub stage: u32,
     /// The microbatch, counted from 0.
     pub microbatch: u32,
-    /// The begin of the task.
+    /// The start of the task.
     pub begin_ms: f64,
     /// The end of the task.
     pub end_ms: f64,
     /// The part of this time in which the task waited for messages.
     pub waited_ms: f64,
+}
+
+impl MeasuredTask {
+    /// Returns the task of the timetable.
+    pub fn task(&self) -> Task {
+        let phase = TASK_PHASES.iter().find(|(phase, _)| phase.long_name() == self.phase);
+        let phase = phase.map_or(Phase::Forward, |(phase, _)| *phase);
+        Task::new(phase, self.stage, self.microbatch)
+    }
 }
 
 /// The measured turns.

@@ -1,7 +1,8 @@
 //! A pipeline as text: a line for each stage, a line for each rank, and the timetable.
 
 use super::{PipelineFacts, PipelineStepFacts, RankFacts, StageFacts};
-use ir::units::{aligned, bytes, count, grouped, milliseconds};
+use crate::inspection::measured::aligned;
+use ir::units::{bytes, count, grouped, milliseconds};
 use ir::visible;
 use std::fmt;
 

@@ -2,7 +2,7 @@
 //! model of [`ir::machine`].
 
 use super::TransferFacts;
-use ir::analysis::node_time;
+use ir::analysis::time_on_mesh;
 use ir::machine::Machine;
 use ir::{AxisId, ChunkPhase, Dependency, Module, StageTable};
 use program::simulator::pipeline::SimulatedRank;
@@ -29,7 +29,7 @@ impl Times {
             for (_, node) in of_rank.nodes().filter(|(_, node)| node.phase.is_microbatch()) {
                 let part = ChunkPhase::new(node.phase, node.stage);
                 let link = |axes: &[AxisId]| machine.link(&of_rank.mesh, axes);
-                let time = node_time(&of_rank, node, machine.device(), link);
+                let time = time_on_mesh(&of_rank, node, machine.device(), link);
                 *tasks.entry(part).or_default() += time as f64 * PICOSECOND;
             }
         }
@@ -87,11 +87,11 @@ fn transfers(module: &Module, pipeline: &StageTable, machine: &Machine) -> BTree
         let ms = message_ms(module, machine, from, to, bytes);
         (from != to).then_some((dependency, (bytes, ms)))
     };
-    module.sent_bytes().into_iter().filter_map(transfer).collect()
+    module.transfer_bytes().into_iter().filter_map(transfer).collect()
 }
 
 /// The milliseconds of a message of `bytes` bytes from each device of a pipeline rank to a device of another.
 pub(super) fn message_ms(module: &Module, machine: &Machine, from: u32, to: u32, bytes: u64) -> f64 {
-    let link = machine.link_between(module.mesh.devices(), u64::from(from), u64::from(to));
+    let link = machine.link_of_pipeline_ranks(module.mesh.devices(), u64::from(from), u64::from(to));
     link.transfer_time(bytes) as f64 * PICOSECOND
 }

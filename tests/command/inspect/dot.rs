@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use expect_test::expect;
-use ir::dot;
+use ir::graphviz;
 
 use super::{inspect, read};
 
@@ -36,7 +36,7 @@ module @tiny imported {
           node1 -> output0;
         }
     "#]]
-    .assert_eq(&dot(&module));
+    .assert_eq(&graphviz(&module));
 }
 
 /// The names of nodes, the clusters, and the edges.

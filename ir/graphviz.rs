@@ -5,7 +5,7 @@ use crate::{Definition, Module, Phase, ValueId, visible};
 use std::fmt::Display;
 
 /// Returns a program in the DOT language.
-pub fn dot(module: &Module) -> String {
+pub fn graphviz(module: &Module) -> String {
     let inputs = module.inputs.iter().enumerate().map(|(index, input)| {
         let label = label([&input.name, &module.ty(input.value).to_string()]);
         format!("  input{index} [label={label}, shape=ellipse];\n")

@@ -194,9 +194,9 @@ fn every_wrong_value_is_answered_with_what_would_be_right() {
             error: invalid value '' for '--tokenizer <FILE|bytes>': the name of the tokenizer is empty; give a tokenizer.json, or `bytes`
             error: invalid value '-1' for '--seed <N>': `-1` is not a whole number from 0 to 9223372036854775807
             error: invalid value 'xavier' for '--init <RULE>': `xavier` is not a rule for new weights; there are gpt2, kaiming, normal:std=X
-            error: invalid value 'normal' for '--init <RULE>': `normal` needs a standard deviation: normal:std=0.02
-            error: invalid value 'normal:sdt=1' for '--init <RULE>': `normal` has no setting `sdt`; it has std
-            error: invalid value 'gpt2:std=1' for '--init <RULE>': `gpt2` has no setting `std`; it has none
+            error: invalid value 'normal' for '--init <RULE>': `normal` is not a rule for new weights; `normal` has a standard deviation: normal:std=0.02
+            error: invalid value 'normal:sdt=1' for '--init <RULE>': `normal:sdt=1` is not a rule for new weights; `normal` has a standard deviation: normal:std=0.02
+            error: invalid value 'gpt2:std=1' for '--init <RULE>': `gpt2:std=1` is not a rule for new weights; there are gpt2, kaiming, normal:std=X
             error: invalid value 'rmsprop' for '--optimizer <NAME[:KEY=X,…]>': `rmsprop` is not a optimizer; there are sgd, momentum, nesterov, adagrad, adafactor, lion, adam, adamw
             error: invalid value 'sgd:beta1=0.9' for '--optimizer <NAME[:KEY=X,…]>': `sgd` has no setting `beta1`; it has momentum
             error: invalid value 'adam:beta1=1' for '--optimizer <NAME[:KEY=X,…]>': beta1: `1` is not a number from 0 to below 1

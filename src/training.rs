@@ -363,10 +363,7 @@ pub fn states_of<'m>(
 /// The files of the training samples.
 pub(crate) fn data_files(settings: &Settings) -> DataFiles {
     let train = settings.data.train.as_ref().and_then(DataSource::path).cloned();
-    let tokenizer = match &settings.data.tokenizer {
-        Some(Tokenizer::File(path)) => Some(path.clone()),
-        _ => None,
-    };
+    let tokenizer = settings.data.tokenizer.as_ref().and_then(Tokenizer::path).cloned();
     let file = |input: &InputBinding| match &input.source {
         data::Source::File(path) => Some((input.name.clone(), path.clone())),
         _ => None,

@@ -109,6 +109,16 @@ pub enum Tokenizer {
     File(PathBuf),
 }
 
+impl Tokenizer {
+    /// Returns the `tokenizer.json`. `None` if each byte is a token.
+    pub fn path(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Bytes => None,
+            Self::File(path) => Some(path),
+        }
+    }
+}
+
 /// Parses `bytes`, or else a path. An empty text is refused.
 impl FromStr for Tokenizer {
     type Err = &'static str;

@@ -295,10 +295,9 @@ impl Compile {
         let Some(path) = self.settings.data.train.as_ref().and_then(DataSource::path) else { return };
         let size = data::bytes_of(path);
         if size >= LONG {
-            let tokenizer = match &self.settings.data.tokenizer {
-                Some(Tokenizer::File(tokenizer)) => format!(", tokenized by {}", tokenizer.display()),
-                _ => String::new(),
-            };
+            let tokenizer = self.settings.data.tokenizer.as_ref().and_then(Tokenizer::path);
+            let tokenizer =
+                tokenizer.map(|path| format!(", tokenized by {}", path.display())).unwrap_or_default();
             tell!("reading {}: {}{tokenizer}", path.display(), bytes(size));
         }
     }

@@ -63,10 +63,13 @@ pub(super) fn add_states(draft: &mut Draft) -> Result<(), Diagnostic> {
     Ok(())
 }
 
-/// Whether a state is written under its own name: bytes are given under this name, or no view of the file's tensor gives its
-/// value.
+/// Whether a state is written under its own name: bytes are given for the state itself, or no view of the file's tensor gives its value. A
+/// state may have the name of the tensor that it views; bytes under this name are those of the tensor.
 fn is_own(draft: &Draft, state: &State) -> bool {
-    draft.bytes.contains_key(&state.name) || matches!(state.initializer, Initializer::Noisy { .. })
+    let views_its_name = |data: DataId| draft.module.data[data].name == state.name && !state.view.is_empty();
+    let has_bytes = draft.bytes.contains_key(&state.name);
+    has_bytes && !state.initializer.data().is_some_and(views_its_name)
+        || matches!(state.initializer, Initializer::Noisy { .. })
 }
 
 /// Adds a state that is not in the file as an initializer with its name.

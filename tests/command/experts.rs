@@ -47,6 +47,24 @@ fn a_trained_mixture_is_a_model_again() {
     }
 }
 
+/// A state may be a view of the tensor that has its name: a conversion, or a transposed matrix.
+#[test]
+fn a_trained_mixture_keeps_the_views_of_its_states() {
+    let place = Workplace::with_text(TRAINYARD, 20_000);
+    // A file in f16 has rounded weights.
+    let models = [("gpt2-fp16.dynamo", 1e-2), ("llama.legacy-mask", 1e-5), ("gpt2.dynamo", 1e-5)];
+    for (model, tolerance) in models {
+        let flags = "--moe experts=2,top=1 --lr 1e-2 --steps 3";
+        place.succeed(&format!("compile testdata/models/{model}.onnx {TRAIN} {flags} -o {model}"));
+        let trained = place.metrics(model).pop().expect("it has steps");
+        let again = format!("{model}-again");
+        place.succeed(&format!("compile {model}/model.onnx {TRAIN} --lr 1e-12 --steps 1 -o {again}"));
+        let read = place.metrics(&again).pop().expect("it has a step");
+        let loss = |step: &serde_json::Value| step["eval_loss"].as_f64().expect("an evaluation");
+        assert!((loss(&read) - loss(&trained)).abs() < tolerance, "{model}: {read} {trained}");
+    }
+}
+
 #[test]
 fn a_run_of_a_mixture_goes_on_bit_for_bit() {
     let place = Workplace::with_text(TRAINYARD, 20_000);

@@ -8,9 +8,8 @@
 //! backward runs once for each class. A step of one microbatch knows all weights when backward starts. With the option `whole`, each
 //! class then starts with 1/weight, and backward runs once.
 //!
-//! Invariants: after it the module is at [`Level::Training`]; each trained parameter that the loss depends on has an output
-//! `grad.NAME` in the update phase, of its own type; the outputs of the forward phase do not change; the backward phase opens with its
-//! start constant, which [`crate::precision`] scales.
+//! Invariants: after it the module is at [`Level::Training`]; each trained parameter that the loss depends on has an output `grad.NAME` of its
+//! own type in the update phase; outputs of forward stay; backward opens with its start constant, which [`crate::precision`] scales.
 
 mod reported;
 mod weight;

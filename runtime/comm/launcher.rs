@@ -1,5 +1,5 @@
-//! Launchers: the number of this process among those that torchrun, Slurm, Open MPI, MPICH or a Kubernetes job started, and the place
-//! where these processes meet.
+//! Launchers: torchrun, Slurm, Open MPI, MPICH and Kubernetes jobs start the processes of a run. This module reads the rank of this process
+//! and the number of processes from the launcher's environment variables. `meeting_point` reads the address at which the processes meet.
 
 mod meeting_point;
 
@@ -31,7 +31,7 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// The place of this process among those of a run.
+/// The rank of this process in a run of several processes, and the number of processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launched {
     /// The program that started it.

@@ -2,7 +2,7 @@
 //!
 //! A rank issues its collectives in program order through its own [`Communicator`]. [`local`] has the communicator of ranks that are
 //! threads of one process. [`check`] proves, before anything runs, that the programs of all ranks issue the same collectives in the same
-//! order. [`launcher`] reads the place of this process among those that a launcher started, and where they meet.
+//! order. [`launcher`] reads the rank of this process and the address at which the processes meet.
 //!
 //! `loom/` is a package of its own: it compiles `at_work`, `delivery`, `lent`, `mail`, `meeting` and the error with loom's locks in place of
 //! `sync`, and tries their interleavings.

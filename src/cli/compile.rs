@@ -73,7 +73,7 @@ pub struct Compile {
     /// All shared flags.
     #[command(flatten)]
     pub settings: Settings,
-    /// The place of this process among those that a launcher started.
+    /// The rank of this process, and the number of processes, if a launcher started it.
     #[arg(skip)]
     pub launched: Option<Launched>,
 }

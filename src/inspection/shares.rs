@@ -4,7 +4,7 @@ use ir::analysis::{Share, Shares};
 use ir::units::bytes;
 use std::fmt;
 
-/// The bytes of each kind, with those that each kind of axis saves.
+/// A table of the bytes that a device holds, by kind of tensor. Each row also has the bytes that each kind of axis saves.
 pub(super) struct SharesText<'a>(pub(super) &'a Shares);
 
 impl fmt::Display for SharesText<'_> {

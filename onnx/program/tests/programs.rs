@@ -202,7 +202,17 @@ module @same imported {
 
 #[test]
 fn a_written_model_computes_what_the_step_does_forward() {
-    let module = ir::text::parse(STEP).unwrap_or_else(|error| panic!("{error}"));
+    computes_what_the_step_does(STEP);
+}
+
+#[test]
+fn a_state_that_views_the_tensor_of_its_own_name_is_written_as_the_view() {
+    computes_what_the_step_does(&STEP.replace("@w", "@file.weight"));
+}
+
+/// Writes the model of a step, reads it back, and compares its output with the right values.
+fn computes_what_the_step_does(step: &str) {
+    let module = ir::text::parse(step).unwrap_or_else(|error| panic!("{error}"));
     let floats = |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Bytes>();
     let weight = [1.0, 0.0, 0.0, 2.0, 0.0, 3.0, 0.0, 0.0];
     let tensors =

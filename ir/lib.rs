@@ -27,6 +27,7 @@ pub mod module;
 pub mod ops;
 pub mod phase;
 pub mod random;
+pub mod relative_error;
 pub mod rounding;
 #[doc(hidden)]
 pub mod samples;

@@ -16,6 +16,7 @@ use crate::compilation::Compilation;
 use crate::failure::Failure;
 use crate::feed;
 use file::Numbers;
+use ir::relative_error::{largest, relative_error};
 use ir::tensor::Elements;
 use ir::{DType, Diagnostic, Module, StepOutput, Tensor, Type};
 use matching::{By, Found, Ours, Theirs};
@@ -190,7 +191,7 @@ fn compare_outputs(outcome: &mut Outcome, module: &Module, numbers: &Numbers) {
         }
         let given = inputs::concatenate(&given.iter().collect::<Vec<_>>());
         let given = if is_loss { given.reshaped(expected.sizes.clone()) } else { given };
-        let error = compare::error(&given, expected, FLOOR);
+        let error = relative_error(&given, expected, FLOOR);
         let kind = if is_loss { Kind::Loss } else { Kind::Output };
         outcome.differences.push(Difference::new(kind, name, error));
     }
@@ -206,13 +207,13 @@ fn compare_parameters(outcome: &mut Outcome, subject: &Subject, numbers: &Number
         packed::unpack(ours(subject, &reported)?, &subject.compilation.state_dict).into_iter().unzip();
     let theirs = theirs(numbers);
     let found = matching::find(&ours, &theirs);
-    let largest = compare::largest(numbers.gradients.values());
+    let largest = largest(numbers.gradients.values());
     for Found { ours: i, theirs: j, by, lies } in &found {
         let (ours, theirs) = (&ours[*i], &theirs[*j]);
         let mut compare = |kind: Kind, mine: &Tensor, expected: &Tensor, floor: f64| {
             let cuts = lies.cut(mine, expected);
             let error =
-                cuts.map_or(f64::INFINITY, |(mine, expected)| compare::error(&mine, &expected, floor));
+                cuts.map_or(f64::INFINITY, |(mine, expected)| relative_error(&mine, &expected, floor));
             outcome.differences.push(Difference::new(kind, theirs.name, error));
         };
         if let Some(value) = theirs.value {

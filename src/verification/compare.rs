@@ -8,9 +8,8 @@
 use super::execute::{Execution, Tensors};
 use super::layout::{FileTensor, Layout, StatePart};
 use ir::interp::StepOutputs;
-use ir::ops::optimizer::quantization::distance;
-use ir::tensor::Elements;
-use ir::{DType, Scalar, ScalarPart, StepOutput, Tensor};
+use ir::relative_error::{largest, relative_error};
+use ir::{Scalar, ScalarPart, StepOutput, Tensor};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -120,39 +119,6 @@ fn finite<S: Serializer>(error: &f64, serializer: S) -> Result<S::Ok, S::Error> 
 /// The floor of errors, as a share of the largest number of a kind.
 pub const FLOOR: f64 = 1e-4;
 
-/// The error of a code that is off by one. Codes are the only numbers of type u8. The codes 255 and 0 are neighbours.
-pub const CODE: f64 = 1.0 / 255.0;
-
-/// Returns `max|a - b| / max(max|b|, floor)`. The error of codes is [`CODE`] times their largest distance. NaN if the error is 0 and a number is
-/// NaN on both sides.
-pub fn error(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
-    if a.sizes != b.sizes {
-        return f64::INFINITY;
-    }
-    if let (DType::U8, Elements::Int(a), Elements::Int(b)) = (a.dtype, &a.elements, &b.elements) {
-        let apart = a.iter().zip(b).map(|(a, b)| distance(*a, *b));
-        return apart.max().unwrap_or(0) as f64 * CODE;
-    }
-    let (mut largest, mut apart, mut nothing) = (floor, 0.0f64, false);
-    for (a, b) in a.numbers().into_iter().zip(b.numbers()) {
-        if b.is_finite() {
-            largest = largest.max(b.abs());
-        }
-        if a.is_nan() && b.is_nan() {
-            nothing = true;
-            continue;
-        }
-        // Equal infinities are equal.
-        let off = if a == b { 0.0 } else { (a - b).abs() };
-        apart = apart.max(if off.is_nan() { f64::INFINITY } else { off });
-    }
-    match apart == 0.0 {
-        true if nothing => f64::NAN,
-        true => 0.0,
-        false => apart / largest,
-    }
-}
-
 /// Returns the largest of some errors. NaN is above all numbers except infinity.
 fn largest_error(errors: impl Iterator<Item = f64>) -> f64 {
     let (mut largest, mut nothing) = (0.0f64, false);
@@ -161,12 +127,6 @@ fn largest_error(errors: impl Iterator<Item = f64>) -> f64 {
         largest = largest.max(error);
     }
     if nothing && largest.is_finite() { f64::NAN } else { largest }
-}
-
-/// Returns the largest absolute value of the finite numbers of some tensors.
-pub fn largest<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> f64 {
-    let numbers = tensors.flat_map(|tensor| tensor.numbers());
-    numbers.filter(|number| number.is_finite()).fold(0.0, |largest, number| largest.max(number.abs()))
 }
 
 /// Compares all outputs and states of a step. The largest error comes first. `layout` has the places of the states of `tested` in the tensors
@@ -183,7 +143,7 @@ pub fn compare(tested: &Execution, layout: &Layout, reference: &Execution) -> Ve
     let is_tensor =
         |name: &str| name.ends_with(')') || layout.tensors.iter().any(|tensor| tensor.name == name);
     for (name, value) in theirs.iter().filter(|(name, _)| !is_tensor(name)) {
-        let error = ours.get(name).map_or(f64::INFINITY, |ours| error(ours, value, FLOOR));
+        let error = ours.get(name).map_or(f64::INFINITY, |ours| relative_error(ours, value, FLOOR));
         differences.push(Difference::new(Kind::Optimizer, name, error));
     }
     sort(&mut differences);
@@ -229,7 +189,8 @@ fn outputs(tested: &Execution, reference: &Execution) -> Vec<Difference> {
         };
         let given = tested.outputs.get(name).filter(|given| given.len() == expected.len());
         let error = given.map_or(f64::INFINITY, |given| {
-            let errors = given.iter().zip(expected).map(|(given, expected)| error(given, expected, FLOOR));
+            let errors =
+                given.iter().zip(expected).map(|(given, expected)| relative_error(given, expected, FLOOR));
             largest_error(errors)
         });
         differences.push(Difference::new(kind, name, error));
@@ -266,7 +227,7 @@ fn parts(
         let (error, size) = match expected(&tensor.name) {
             Some(whole) => {
                 // The largest number, relative to the denominator of the error.
-                let size = largest([whole].into_iter());
+                let size = largest([whole]);
                 let size = if size > 0.0 { size / size.max(floor) } else { 0.0 };
                 (tensor_error(kind, tensor, &given, whole, floor), size)
             }
@@ -293,12 +254,12 @@ fn tensor_error(
     let Some(cuts) = tensor.parts.iter().zip(given).map(cut).collect::<Option<Vec<Tensor>>>() else {
         return f64::INFINITY;
     };
-    let floor = floor.max(largest(cuts.iter()));
+    let floor = floor.max(largest(&cuts));
     let errors = given.iter().zip(&cuts).map(|(given, expected)| match given {
-        Some(given) => error(given, expected, floor),
+        Some(given) => relative_error(given, expected, floor),
         // A part on which the loss does not depend has no gradient.
         None if kind == Kind::Gradient => {
-            error(&Tensor::splat(expected.dtype, expected.sizes.clone(), 0.0), expected, floor)
+            relative_error(&Tensor::splat(expected.dtype, expected.sizes.clone(), 0.0), expected, floor)
         }
         None => f64::INFINITY,
     });
@@ -308,25 +269,6 @@ fn tensor_error(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ir::DType;
-
-    fn tensor(elements: &[f64]) -> Tensor {
-        Tensor::float(DType::F64, vec![elements.len()], elements.to_vec())
-    }
-
-    #[test]
-    fn an_error_is_relative_to_the_largest_number_or_to_the_floor() {
-        assert_eq!(error(&tensor(&[1.0, 8.5]), &tensor(&[1.0, 8.0]), 0.0), 0.5 / 8.0);
-        assert_eq!(error(&tensor(&[1e-9, 0.0]), &tensor(&[0.0, 0.0]), 1e-3), 1e-9 / 1e-3);
-        assert_eq!(error(&tensor(&[0.0]), &tensor(&[0.0]), 0.0), 0.0);
-    }
-
-    #[test]
-    fn codes_are_apart_by_their_numbers_around_zero() {
-        let codes = |codes: &[i64]| Tensor::int(DType::U8, vec![codes.len()], codes.to_vec());
-        assert_eq!(error(&codes(&[255, 3]), &codes(&[1, 3]), 0.0), 2.0 * CODE);
-        assert_eq!(error(&codes(&[7, 129]), &codes(&[7, 128]), 0.0), CODE);
-    }
 
     #[test]
     fn rounding_explains_errors_of_its_size_and_no_infinite_one() {
@@ -339,17 +281,5 @@ mod tests {
         assert!(!fails(6.3e-3, Some((1e-4, true))) && fails(6.5e-3, Some((1e-4, true))));
         assert!(fails(f64::INFINITY, Some((1.0, true))) && fails(f64::INFINITY, Some((f64::INFINITY, true))));
         assert!(fails(f64::NAN, Some((1.0, true))) && fails(1.0, Some((f64::INFINITY, true))));
-    }
-
-    #[test]
-    fn numbers_that_are_not_finite_must_be_the_same() {
-        let odd = [f64::NAN, f64::NEG_INFINITY, 2.0];
-        assert!(error(&tensor(&odd), &tensor(&odd), 0.0).is_nan());
-        assert_eq!(error(&tensor(&odd[1..]), &tensor(&odd[1..]), 0.0), 0.0);
-        assert_eq!(error(&tensor(&odd), &tensor(&[f64::NAN, f64::NEG_INFINITY, 1.0]), 0.0), 1.0);
-        assert_eq!(error(&tensor(&[f64::NAN]), &tensor(&[1.0]), 0.0), f64::INFINITY);
-        assert_eq!(error(&tensor(&[1.0]), &tensor(&[f64::NAN]), 0.0), f64::INFINITY);
-        assert_eq!(error(&tensor(&[f64::INFINITY]), &tensor(&[f64::NEG_INFINITY]), 0.0), f64::INFINITY);
-        assert_eq!(error(&tensor(&[1.0, 1.0]), &tensor(&[1.0]), 0.0), f64::INFINITY);
     }
 }

@@ -4,7 +4,7 @@
 //! one pair for each class. The reference is the untransformed step that the pass `evaluation` has cut down to its loss. Both sides read
 //! the weights before step 0.
 
-use super::compare::{self, Difference, FLOOR, Kind};
+use super::compare::{Difference, FLOOR, Kind};
 use super::execute::{Execution, Tensors};
 use super::rounding::{RoundedTo, Rounding};
 use super::{Mode, Subject, Tested};
@@ -13,6 +13,7 @@ use crate::failure::Failure;
 use crate::manager;
 use crate::pipeline::CompilationPlan;
 use ir::interp::StepOutputs;
+use ir::relative_error::relative_error;
 use ir::{DType, Diagnostic, Module, Node, NodeId, Tensor};
 use passes::evaluation::Evaluation;
 use serde::Serialize;
@@ -127,7 +128,7 @@ fn first_of(execution: &Execution, evaluation: &Module) -> StepOutputs {
 /// Compares the loss of one batch: each of its parts, or the whole loss if the two programs take it apart in different ways.
 pub(super) fn compare(tested: &StepOutputs, expected: &StepOutputs) -> Vec<Difference> {
     let off = |ours: Option<&Tensor>, theirs: &Tensor| {
-        ours.map_or(f64::INFINITY, |ours| compare::error(ours, theirs, FLOOR))
+        ours.map_or(f64::INFINITY, |ours| relative_error(ours, theirs, FLOOR))
     };
     if tested.keys().eq(expected.keys()) {
         let parts = expected.iter().filter_map(|(name, values)| Some((name, values.first()?)));

@@ -14,6 +14,7 @@ use super::{Subject, evaluation, other_states};
 use crate::compilation::Source;
 use crate::failure::Failure;
 use crate::pipeline::CompilationPlan;
+use ir::relative_error::CODE;
 use ir::tensor::Elements;
 use ir::{DType, Module, Phase, Role, State, Tensor, ValueId, random};
 use program::UpdateTime;
@@ -171,7 +172,7 @@ pub fn coarsest(module: &Module) -> DType {
 fn kept(dtype: DType) -> Option<RoundingError> {
     let error = match dtype {
         DType::F16 | DType::BF16 => unit(dtype),
-        DType::U8 => compare::CODE,
+        DType::U8 => CODE,
         _ => return None,
     };
     Some(RoundingError { error, is_all: false })

@@ -2,11 +2,12 @@
 
 use super::losses::machine;
 use super::{Fixture, adamw, done};
+use ir::relative_error::largest;
 use ir::{DType, Module, Tensor};
 use passes::precision::Precision;
 use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
-use trainyard::verification::compare::{FLOOR, largest};
+use trainyard::verification::compare::FLOOR;
 use trainyard::verification::execute::{Execution, Machine, Tensors, with_tensors};
 use trainyard::verification::inputs;
 
@@ -68,7 +69,7 @@ fn check_gradients(what: &str, given: &Execution, typed: &Execution) {
     let (given, typed) = (given.last_outputs(is_gradient), typed.last_outputs(is_gradient));
     assert!(given.keys().eq(typed.keys()), "{what}");
     let floor = FLOOR * largest(typed.values());
-    let above = || typed.iter().filter(|(_, gradient)| largest([*gradient].into_iter()) > floor);
+    let above = || typed.iter().filter(|(_, gradient)| largest([*gradient]) > floor);
     assert!(above().count() + 4 >= typed.len() && above().count() > 15, "{what}: little is left to compare");
     for (name, gradient) in above() {
         let cosine = cosine(&given[name], gradient);

@@ -1,6 +1,7 @@
 //! A batch of another size, or cut into microbatches, changes no result of a sample.
 
 use ir::Tensor;
+use ir::relative_error::{largest, relative_error};
 use passes::Manager;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -8,7 +9,7 @@ use testing::models::{self, Fixture, adamw, done, path};
 use trainyard::compilation::Source;
 use trainyard::verification::Mode;
 use trainyard::verification::against::{self, file::Numbers};
-use trainyard::verification::compare::{FLOOR, error, largest};
+use trainyard::verification::compare::FLOOR;
 use trainyard::verification::execute::{Execution, Tensors};
 use trainyard::verification::{Tested, inputs};
 
@@ -101,7 +102,7 @@ fn check_tensors(what: &str, tolerance: f64, given: &Tensors, expected: &Tensors
         FLOOR * largest(expected.iter().filter(|(name, _)| *name != "grad_norm").map(|(_, tensor)| tensor));
     let mut worst = 0.0f64;
     for (name, expected) in expected {
-        let apart = error(&given[name], expected, floor);
+        let apart = relative_error(&given[name], expected, floor);
         assert!(apart <= tolerance, "{what}: `{name}` is {apart:e} off");
         worst = worst.max(apart);
     }
@@ -145,7 +146,7 @@ fn check_samples(fixture: &Fixture) {
     let original = logits(fixture, &[0, 1]);
     for samples in [&[1][..], &[0], &[1, 0, 0, 1, 1, 0]] {
         for (logits, &sample) in logits(fixture, samples).iter().zip(samples) {
-            let apart = error(logits, &original[sample], 0.0);
+            let apart = relative_error(logits, &original[sample], 0.0);
             assert!(apart <= 1e-12, "{}: sample {sample} of {samples:?} is {apart:e} off", fixture.file);
         }
     }

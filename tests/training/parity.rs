@@ -2,6 +2,7 @@
 //! backend, there also on local ranks.
 
 use ir::Tensor;
+use ir::relative_error::{largest, relative_error};
 use passes::{Pass, Pipeline};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -375,7 +376,7 @@ fn check_folded_tables(fixture: &Fixture, subject: &Subject) {
             panic!("{:?}", outcome.tensors.unmatched_here)
         };
         let reported = outcome.execution.last_outputs(|name| name.starts_with("grad."));
-        let largest = compare::largest(numbers.gradients.values());
+        let largest = largest(numbers.gradients.values());
         for (table, folded) in [(of_encoder, folded_of_encoder), (of_decoder, folded_of_decoder)] {
             let expected = &numbers.gradients[table];
             let given = gathered(
@@ -383,7 +384,7 @@ fn check_folded_tables(fixture: &Fixture, subject: &Subject) {
                 &subject.start[folded],
                 &reported[&format!("grad.{folded}")],
             );
-            let error = compare::error(&given, expected, compare::FLOOR * largest);
+            let error = relative_error(&given, expected, compare::FLOOR * largest);
             assert!(error <= bound, "{table} in mode {}: {error:.1e}", mode.name());
         }
     }

@@ -1,5 +1,6 @@
 //! Local ranks of the CPU backend compared with one device: near the exact step on any mesh, and with the same bits in every stage of ZeRO.
 
+use ir::relative_error::{largest, relative_error};
 use ir::{Module, Tensor};
 use passes::optimizer::Optimizer;
 use passes::registry::Pass;
@@ -9,7 +10,7 @@ use testing::models::configurations::{Configuration, pairwise};
 use testing::models::{self, Fixture, adamw, done, momentum};
 use trainyard::pipeline::CompilationPlan;
 use trainyard::verification::Mode;
-use trainyard::verification::compare::{FLOOR, error, largest};
+use trainyard::verification::compare::FLOOR;
 use trainyard::verification::execute::{Machine, Tensors};
 use trainyard::verification::{Subject, inputs};
 
@@ -131,13 +132,13 @@ pub(super) fn worst(what: &str, tolerance: f64, given: &Tensors, expected: &Tens
     let mut floors: BTreeMap<String, f64> = BTreeMap::new();
     for (name, tensor) in expected.iter().filter(|(_, tensor)| tensor.len() > 1) {
         let floor = floors.entry(kind(name)).or_default();
-        *floor = floor.max(FLOOR * largest([tensor].into_iter()));
+        *floor = floor.max(FLOOR * largest([tensor]));
     }
     let mut worst = 0.0f64;
     for (name, expected) in expected {
         let floor = floors.get(&kind(name)).copied().unwrap_or_default();
-        let apart = error(&given[name], expected, floor);
-        let tolerance = if largest([expected].into_iter()) < floor { 10.0 * tolerance } else { tolerance };
+        let apart = relative_error(&given[name], expected, floor);
+        let tolerance = if largest([expected]) < floor { 10.0 * tolerance } else { tolerance };
         assert!(apart <= tolerance, "{what}: `{name}` is {apart:e} off");
         worst = worst.max(apart);
     }

@@ -2,6 +2,7 @@
 //! `FULL_PRODUCT=1` all their combinations.
 
 use ir::interp::{self, Missing, Mode, StateValues};
+use ir::relative_error::{largest, relative_error};
 use ir::{Module, Tensor};
 use passes::buckets::Buckets;
 use passes::collectives::Collectives;
@@ -9,7 +10,7 @@ use passes::{Manager, PassContext, Pipeline};
 use std::collections::BTreeMap;
 use testing::models::configurations::{Configuration, all, pairwise};
 use testing::models::{self, Fixture, adamw, done};
-use trainyard::verification::compare::{FLOOR, error, largest};
+use trainyard::verification::compare::FLOOR;
 use trainyard::verification::execute::Tensors;
 use trainyard::verification::inputs;
 
@@ -97,7 +98,7 @@ fn compare(what: &str, split: &StepOutcomes, whole: &StepOutcomes) -> f64 {
         assert!(tensors.keys().eq(expected.keys()), "{what}: other names");
         let floor = FLOOR * largest(expected.values());
         for (name, expected) in expected {
-            let apart = error(&tensors[name], expected, floor);
+            let apart = relative_error(&tensors[name], expected, floor);
             assert!(apart <= TOLERANCE, "{what}: `{name}` is {apart:e} off");
             worst = worst.max(apart);
         }

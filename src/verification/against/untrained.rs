@@ -5,9 +5,9 @@
 
 use super::matching::{self, Ours, Theirs};
 use crate::verification::Subject;
-use crate::verification::compare::largest;
 use crate::verification::rounding::unit;
 use ir::Tensor;
+use ir::relative_error::largest;
 use passes::reports::RowRole;
 use serde::Serialize;
 
@@ -24,7 +24,7 @@ pub struct Untrained {
 
 /// Whether a gradient is zero except for the rounding of the file's numbers.
 pub fn is_zero(gradient: &Tensor, largest_of_all: f64) -> bool {
-    largest([gradient].into_iter()) <= 8.0 * unit(gradient.dtype) * largest_of_all
+    largest([gradient]) <= 8.0 * unit(gradient.dtype) * largest_of_all
 }
 
 /// Explains why tensors with a gradient there are not trained here.

@@ -30,10 +30,12 @@ pub fn relative_error(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
         let off = if a == b { 0.0 } else { (a - b).abs() };
         apart = apart.max(if off.is_nan() { f64::INFINITY } else { off });
     }
-    match apart == 0.0 {
-        true if nothing => f64::NAN,
-        true => 0.0,
-        false => apart / largest,
+    if apart > 0.0 {
+        apart / largest
+    } else if nothing {
+        f64::NAN
+    } else {
+        0.0
     }
 }
 

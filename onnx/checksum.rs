@@ -58,10 +58,11 @@ fn compare_tensors(model: &mut ModelProto, files: &mut ExternalFiles) -> Tensors
             found.converted.push(name);
             return;
         }
-        let bytes = match tensor.data_location == Some(DataLocation::External as i32) {
+        let bytes = if tensor.data_location == Some(DataLocation::External as i32) {
             // A missing file is reported where the tensor is needed.
-            true => files.load(tensor).ok(),
-            false => tensor.raw_data.clone(),
+            files.load(tensor).ok()
+        } else {
+            tensor.raw_data.clone()
         };
         if bytes.is_some_and(|bytes: Bytes| sum_text(&ty, &bytes) != sum) {
             let message =

@@ -52,10 +52,10 @@ pub(crate) fn claim(model: &Model, tensor: &Tensor) -> Option<Claim> {
         None => {}
     }
     let is_initializer = |tensor: &Tensor| tensor.source == TensorSource::Initializer;
-    match is_initializer(tensor) {
-        true if is_author_name(&tensor.name) || is_folded_weight(&tensor.name) => Some(Claim::Named),
-        false if model.graph.tensors.iter().any(is_initializer) => Some(Claim::Literal),
-        _ => None,
+    if is_initializer(tensor) {
+        (is_author_name(&tensor.name) || is_folded_weight(&tensor.name)).then_some(Claim::Named)
+    } else {
+        model.graph.tensors.iter().any(is_initializer).then_some(Claim::Literal)
     }
 }
 

@@ -189,10 +189,8 @@ impl Candidates {
 pub fn decide(module: &Module, options: &CompressActivations) -> Decision {
     let candidates = Candidates::of(module, options);
     let tests = candidates.tests.iter().map(|&node| masks::test(module, node, &candidates)).collect();
-    let masks = match options.masks {
-        true => masks::bools(module, &activations(module), options.least),
-        false => vec![],
-    };
+    let masks =
+        if options.masks { masks::bools(module, &activations(module), options.least) } else { vec![] };
     Decision { searches: candidates.searches, tests, masks }
 }
 

@@ -108,9 +108,10 @@ impl std::error::Error for Failure {}
 impl From<&Failure> for Diagnostic {
     fn from(failure: &Failure) -> Self {
         let mut diagnostics = failure.diagnostics.iter().cloned();
-        let mut told = match failure.fault {
-            true => Self::new(failure.fault_text()),
-            false => diagnostics.next().unwrap_or_default(),
+        let mut told = if failure.fault {
+            Self::new(failure.fault_text())
+        } else {
+            diagnostics.next().unwrap_or_default()
         };
         for Diagnostic { message, origin, notes, .. } in diagnostics {
             let place = origin.map(|origin| format!("at {origin}"));

@@ -177,9 +177,10 @@ pub fn apply(module: &mut Module, options: &Offload, decision: &Decision) -> Res
     }
     activations::offload(&mut b, &decision.activations).map_err(ill_typed)?;
     let changed = b.finish();
-    let fetched: BTreeSet<ValueId> = match options.classes.parameters {
-        true => decision.states.iter().map(|(state, _)| module.states[*state].input).collect(),
-        false => BTreeSet::new(),
+    let fetched: BTreeSet<ValueId> = if options.classes.parameters {
+        decision.states.iter().map(|(state, _)| module.states[*state].input).collect()
+    } else {
+        BTreeSet::new()
     };
     let copied = copies::add(module, &fetched).map_err(ill_typed)?;
     Ok(changed.or(copied).or(remove_dead(module, Offload::NAME)))

@@ -258,9 +258,12 @@ pub fn apply(module: &mut Module, options: &Optimizer, decision: &Decision) -> R
 
 /// Returns the gradients in the form that the update reads.
 fn factored(b: &Builder, options: &Optimizer, decision: &Decision) -> Vec<Factored> {
-    let factored = |update: &Update| match options.reads_gradients {
-        true => Factored::whole(update.gradient),
-        false => Factored::of(b.module(), update.gradient),
+    let factored = |update: &Update| {
+        if options.reads_gradients {
+            Factored::whole(update.gradient)
+        } else {
+            Factored::of(b.module(), update.gradient)
+        }
     };
     decision.updates.iter().map(factored).collect()
 }

@@ -16,9 +16,8 @@ pub enum Severity {
 /// Diagnostics as text, an empty line between two. Every part is one line: hidden characters, which a hostile file's
 /// names may have, are escaped.
 pub fn render(severity: Severity, diagnostics: &[Diagnostic], coloured: bool) -> String {
-    let paint = |code: &str, text: &str| match coloured {
-        true => format!("\x1b[{code}m{text}\x1b[0m"),
-        false => text.to_owned(),
+    let paint = |code: &str, text: &str| {
+        if coloured { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     };
     let heading = match severity {
         Severity::Error => paint("1;31", "error:"),

@@ -375,14 +375,15 @@ impl CompilationPlan {
 
     /// The passes of [`Self::reference`] up to the loss, which is the part of a step that an evaluation needs.
     pub fn reference_forward(&self, parameters: Vec<ParameterSpec>) -> Pipeline {
-        let mut reference = match self.reference_has_states() {
-            true => self.model(),
-            false => pipeline([
+        let mut reference = if self.reference_has_states() {
+            self.model()
+        } else {
+            pipeline([
                 self.bind.clone().into(),
                 self.dropout.clone().into(),
                 Fold.into(),
                 self.given(parameters).into(),
-            ]),
+            ])
         };
         reference.passes.push(self.loss.clone().into());
         reference

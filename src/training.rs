@@ -285,12 +285,11 @@ pub fn train(
         keep: settings.run.keep,
         patience: settings.run.patience,
     };
-    let lead = match ranks.leads() {
-        false => None,
-        true => {
-            let (metrics, history) = records(folder, history, from.map(|(run, _)| run))?;
-            Some(Lead { data, metrics, progress: Progress::new(step, steps), history, surroundings })
-        }
+    let lead = if ranks.leads() {
+        let (metrics, history) = records(folder, history, from.map(|(run, _)| run))?;
+        Some(Lead { data, metrics, progress: Progress::new(step, steps), history, surroundings })
+    } else {
+        None
     };
     let mut given: Vec<_> = (1..ranks.count()).map(|_| (states.clone(), None)).collect();
     given.insert(0, (states, lead));

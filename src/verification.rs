@@ -93,9 +93,10 @@ impl Subject {
             start.insert(state.name.clone(), tensor.ok_or_else(missing)?);
         }
         let mut tensors = compilation.file_tensors(|name| start.get(name))?;
-        let layout = match plan.reference_has_states() {
-            true => Layout::of_states(&compilation.forward, module),
-            false => Layout::of(&compilation.reports.parameters),
+        let layout = if plan.reference_has_states() {
+            Layout::of_states(&compilation.forward, module)
+        } else {
+            Layout::of(&compilation.reports.parameters)
         };
         if plan.reference_has_states() {
             // States of experts are no tensors of the file, and other states are parts of one.

@@ -134,11 +134,8 @@ impl<'m> Step<'m> {
         let bytes = self.bytes(value);
         for &sum in self.held.sums(value) {
             // The first addend becomes the sum, without a copy.
-            let of_sum = match self.sums.contains_key(&sum) {
-                true => bytes,
-                false if self.held.is_held(value) => 0,
-                false => bytes,
-            };
+            let is_value = !self.sums.contains_key(&sum) && self.held.is_held(value);
+            let of_sum = if is_value { 0 } else { bytes };
             let before = self.sums.insert(sum, of_sum).unwrap_or(0);
             self.live = self.live + u128::from(of_sum) - u128::from(before);
         }

@@ -117,10 +117,10 @@ impl Operator for Reduce {
         for i in 0..signature.operands[0].ndim() as u32 {
             let reduced = self.dims.contains(&i);
             operand.push(if reduced { format!("f{i}{suffix}") } else { format!("f{i}") });
-            match reduced {
-                true if self.keep => result.push("1".into()),
-                true => {}
-                false => result.push(format!("f{i}")),
+            if !reduced {
+                result.push(format!("f{i}"));
+            } else if self.keep {
+                result.push("1".into());
             }
         }
         let factors = Factors::rule(&format!("{} -> {}", operand.join(" "), result.join(" ")), signature);

@@ -218,11 +218,10 @@ impl RankPart {
             wanted.entry(root).or_default().insert(self.first_stage());
         }
         for (id, node) in module.nodes().rev() {
-            let stages: BTreeSet<u32> = match is_shared(node) {
-                true => {
-                    node.results.iter().filter_map(|result| wanted.get(result)).flatten().copied().collect()
-                }
-                false => [self.reads_on(id)].into(),
+            let stages: BTreeSet<u32> = if is_shared(node) {
+                node.results.iter().filter_map(|result| wanted.get(result)).flatten().copied().collect()
+            } else {
+                [self.reads_on(id)].into()
             };
             node.operands.iter().for_each(|&value| wanted.entry(value).or_default().extend(&stages));
         }
@@ -273,9 +272,8 @@ impl RankPart {
             .filter(|(id, node)| module.transfers(*id).is_some() && self.is_own(node.stage))
             .map(|(_, node)| (node.operands[0], node.results[0]))
             .collect();
-        let known = |value: ValueId| match self.is_own(module.stage_of(value)) {
-            true => Some(value),
-            false => received.get(&value).copied(),
+        let known = |value: ValueId| {
+            if self.is_own(module.stage_of(value)) { Some(value) } else { received.get(&value).copied() }
         };
         let outputs = module.outputs.iter();
         let outputs = outputs

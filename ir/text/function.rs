@@ -141,9 +141,12 @@ impl Parser<'_> {
             }
         }
         let attributes = if self.accept('{') { self.attributes()? } else { Vec::new() };
-        let op = Op::parse(name, &attributes).map_err(|message| match Op::names().contains(&name) {
-            true => place.error(message),
-            false => place.error(format!("there is no operator `{name}`")),
+        let op = Op::parse(name, &attributes).map_err(|message| {
+            if Op::names().contains(&name) {
+                place.error(message)
+            } else {
+                place.error(format!("there is no operator `{name}`"))
+            }
         })?;
         let mut types = Vec::new();
         if self.accept(':') {

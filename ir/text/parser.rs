@@ -226,9 +226,10 @@ impl Parser<'_> {
         let microbatches = self.number("the number of microbatches")?;
         self.expect_word("stages")?;
         let placement = self.numbers::<u32, 4>("the pipeline rank of a stage")?.into_vec();
-        let delays = match self.accept_word("delays") {
-            true => self.numbers::<u32, 4>("the delay of a stage")?.into_vec(),
-            false => vec![],
+        let delays = if self.accept_word("delays") {
+            self.numbers::<u32, 4>("the delay of a stage")?.into_vec()
+        } else {
+            vec![]
         };
         let mut timetable = Timetable::default();
         self.expect('{')?;

@@ -108,9 +108,10 @@ impl Printer<'_> {
     fn pipeline(&self) -> impl Iterator<Item = String> {
         let lines = self.module.pipeline.iter().flat_map(|pipeline| {
             let (schedule, placement) = (word(&pipeline.schedule), list(&pipeline.placement));
-            let delays = match pipeline.is_asynchronous() {
-                true => format!(" delays {}", list(&pipeline.delays)),
-                false => String::new(),
+            let delays = if pipeline.is_asynchronous() {
+                format!(" delays {}", list(&pipeline.delays))
+            } else {
+                String::new()
             };
             let microbatches = pipeline.microbatches;
             let first =

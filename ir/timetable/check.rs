@@ -73,9 +73,10 @@ fn exactly_once(timetable: &Timetable, placement: &[u32], microbatches: u32) -> 
 
 /// Returns the fault of a rank that runs a task before the task of an earlier microbatch, or without that task.
 fn skipped(timetable: &Timetable, rank: usize, task: Task, earlier: Task) -> TimetableError {
-    match timetable.ranks[rank].contains(&earlier) {
-        true => TimetableError::MicrobatchOrder { rank, task, earlier },
-        false => TimetableError::Missing { rank: rank as u32, task: earlier },
+    if timetable.ranks[rank].contains(&earlier) {
+        TimetableError::MicrobatchOrder { rank, task, earlier }
+    } else {
+        TimetableError::Missing { rank: rank as u32, task: earlier }
     }
 }
 

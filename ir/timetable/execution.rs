@@ -86,9 +86,10 @@ pub(super) fn execute(
             ready.extend(waiting.remove(&task).unwrap_or_default());
         }
     }
-    match waiting.is_empty() {
-        true => Ok(()),
-        false => Err(TimetableError::Deadlock(circle(timetable, placement, &next, &waiting))),
+    if waiting.is_empty() {
+        Ok(())
+    } else {
+        Err(TimetableError::Deadlock(circle(timetable, placement, &next, &waiting)))
     }
 }
 

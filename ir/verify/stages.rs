@@ -22,9 +22,10 @@ pub(super) fn check(c: &mut Check) {
     }
     let (dependencies, microbatches) = (c.module.dependencies(), pipeline.microbatches);
     let StageTable { timetable, placement, delays, .. } = pipeline;
-    let verdict = match pipeline.is_asynchronous() {
-        true => timetable::check_stream(timetable, placement, microbatches, delays, &dependencies),
-        false => timetable::check(timetable, placement, microbatches, &dependencies),
+    let verdict = if pipeline.is_asynchronous() {
+        timetable::check_stream(timetable, placement, microbatches, delays, &dependencies)
+    } else {
+        timetable::check(timetable, placement, microbatches, &dependencies)
     };
     if let Err(error) = verdict {
         c.fault(format!("the timetable is broken: {error}"));

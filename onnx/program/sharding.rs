@@ -101,9 +101,10 @@ fn spec(mesh: &Mesh, ty: &Type, name: &str, first: u64) -> Option<ShardingSpecPr
     };
     Some(ShardingSpecProto {
         tensor_name: Some(name.to_owned()),
-        device: match is_replicated {
-            true => holders.keys().map(|shard| -1 - *shard as i64).collect(),
-            false => holders.values().map(|devices| devices[0]).collect(),
+        device: if is_replicated {
+            holders.keys().map(|shard| -1 - *shard as i64).collect()
+        } else {
+            holders.values().map(|devices| devices[0]).collect()
         },
         index_to_device_group_map: if is_replicated { holders.iter().map(groups).collect() } else { vec![] },
         sharded_dim: split.iter().map(|&dim| sharded(ty, dim, shards(dim))).collect(),

@@ -194,9 +194,10 @@ fn bias_argument(operator: &str) -> Option<usize> {
 fn matched<'g, 's>(slots: &[Slot<'g>], wanted: &[Listed<'s>], in_order: bool) -> Vec<(Slot<'g>, Listed<'s>)> {
     // Initializers of one element may be numbers of the code, and are skipped if there are too many.
     let several = |slot: &&Slot| super::count(slot.tensor) != 1;
-    let slots: Vec<Slot> = match slots.len() > wanted.len() {
-        true => slots.iter().filter(several).copied().collect(),
-        false => slots.to_vec(),
+    let slots: Vec<Slot> = if slots.len() > wanted.len() {
+        slots.iter().filter(several).copied().collect()
+    } else {
+        slots.to_vec()
     };
     let once = |slot: &Slot| slots.iter().filter(|s| s.tensor.name() == slot.tensor.name()).count() == 1;
     let named = |slot: &Slot| wanted.iter().find(|tensor| tensor.name == slot.tensor.name()).cloned();

@@ -223,13 +223,12 @@ impl<'f, 'm> Recognizer<'f, 'm> {
                 producer.is_some_and(|node| matches!(node.op, Op::CrossEntropy(_)))
             };
             let (sum, of) = (self.facts.through_views(part), weight.value);
-            let text = match is_cross_entropy(sum) && is_cross_entropy(of) {
-                true => "cross-entropy (mean over the labels that count)".into(),
-                false => {
-                    let floor = weight.floor.map(|floor| format!(", which is at least {floor}"));
-                    let text = if weight.is_mean { "mean / mean weight" } else { "sum / weight" };
-                    format!("{text} from the data{}", floor.unwrap_or_default())
-                }
+            let text = if is_cross_entropy(sum) && is_cross_entropy(of) {
+                "cross-entropy (mean over the labels that count)".into()
+            } else {
+                let floor = weight.floor.map(|floor| format!(", which is at least {floor}"));
+                let text = if weight.is_mean { "mean / mean weight" } else { "sum / weight" };
+                format!("{text} from the data{}", floor.unwrap_or_default())
             };
             self.push(sum, path, Divisor::Weight(weight), &text);
         } else {

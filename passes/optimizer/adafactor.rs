@@ -73,9 +73,10 @@ pub(super) fn build(
         step = b.build(kept? + added?)?;
         b.tables().states[id].output = Some(step);
     }
-    let kept = match scalars.decays {
-        true => b.build(parameter * (1.0 - scalars.lr * scalars.weight_decay).cast(dtype))?,
-        false => parameter,
+    let kept = if scalars.decays {
+        b.build(parameter * (1.0 - scalars.lr * scalars.weight_decay).cast(dtype))?
+    } else {
+        parameter
     };
     b.build((kept - step).cast(own))
 }

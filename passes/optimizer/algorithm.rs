@@ -369,8 +369,9 @@ impl Algorithm {
 
 /// Refuses infinities, NaN and numbers below zero.
 pub(super) fn not_negative(name: &str, value: f64) -> Result<(), String> {
-    match value.is_finite() && value >= 0.0 {
-        true => Ok(()),
-        false => Err(format!("{name} is {value}; it must be a number that is not negative")),
+    if value.is_finite() && value >= 0.0 {
+        Ok(())
+    } else {
+        Err(format!("{name} is {value}; it must be a number that is not negative"))
     }
 }

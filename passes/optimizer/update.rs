@@ -101,12 +101,11 @@ fn build_descent(
         Some(scale) => b.build(gradient * scale)?,
         None => gradient,
     };
-    let direction = match scalars.decays {
-        true => {
-            let weight_decay = b.cast(scalars.weight_decay, dtype)?;
-            b.build(gradient + parameter * weight_decay)?
-        }
-        false => gradient,
+    let direction = if scalars.decays {
+        let weight_decay = b.cast(scalars.weight_decay, dtype)?;
+        b.build(gradient + parameter * weight_decay)?
+    } else {
+        gradient
     };
     b.build(parameter - direction * lr)
 }

@@ -157,10 +157,8 @@ fn readers(
     let mut readers: SecondaryMap<ValueId, Readers> = SecondaryMap::new();
     for (_, node) in module.nodes().rev() {
         let passed = node.op.movement().is_view() || matches!(node.op, Op::Concat(_)) || through(&node.op);
-        let read = match passed {
-            true => readers[node.results[0]],
-            false => Readers { any: true, other: !wanted(&node.op) },
-        };
+        let read =
+            if passed { readers[node.results[0]] } else { Readers { any: true, other: !wanted(&node.op) } };
         for &operand in &node.operands {
             let known = &mut readers[operand];
             *known = Readers { any: known.any || read.any, other: known.other || read.other };

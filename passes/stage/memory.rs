@@ -165,9 +165,10 @@ impl<'a> StageBytes<'a> {
             let tasks: Vec<Task> = lists[rank as usize].iter().filter(own).copied().collect();
             let count = |from, until| u64::from(slots(&tasks, from, until).count);
             let backward = count(Phase::Forward, Phase::Backward);
-            let (weight, gradients) = match plan.splits_backward {
-                true => (count(Phase::Forward, Phase::Weight), count(Phase::Backward, Phase::Weight)),
-                false => (backward, 0),
+            let (weight, gradients) = if plan.splits_backward {
+                (count(Phase::Forward, Phase::Weight), count(Phase::Backward, Phase::Weight))
+            } else {
+                (backward, 0)
             };
             let delay = plan.delays.get(stage as usize).copied().unwrap_or(0);
             let before = |place: usize| {

@@ -153,10 +153,8 @@ impl Schedule {
         if least.max(u64::from(microbatches)) <= most {
             return Ok(());
         }
-        let remedy = match least <= most {
-            true => format!("at most {most} microbatches"),
-            false => "fewer ranks".to_string(),
-        };
+        let remedy =
+            if least <= most { format!("at most {most} microbatches") } else { "fewer ranks".to_string() };
         Err(format!(
             "{chunks} stages and {microbatches} microbatches make more than {MAX_TASKS} tasks; {remedy} would work"
         ))

@@ -324,7 +324,7 @@ pub enum DataError {
         wanted: DType,
     },
     /// The dims are not those of the input's samples.
-    #[error("`{data}` has dims {found:?}, but `{name}` takes {}", match batched { true => format!("[samples, {}]", joined(wanted)), false => format!("[{}] (the same for every sample)", joined(wanted)) })]
+    #[error("`{data}` has dims {found:?}, but `{name}` takes {}", taken(*batched, wanted))]
     WrongDims {
         /// The file and key.
         data: String,
@@ -401,6 +401,12 @@ pub(super) fn list(names: &[String]) -> String {
         [] => "none".to_owned(),
         names => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
     }
+}
+
+/// The dims that an input takes, as an error names them.
+fn taken(batched: bool, wanted: &[u64]) -> String {
+    let wanted = joined(wanted);
+    if batched { format!("[samples, {wanted}]") } else { format!("[{wanted}] (the same for every sample)") }
 }
 
 fn joined(dims: &[u64]) -> String {

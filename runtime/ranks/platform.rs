@@ -205,12 +205,12 @@ pub fn meet(program: &Program) -> Result<(), DeviceError> {
 fn all_meet(of_ranks: &[Vec<Arc<Program>>]) -> Result<(), DeviceError> {
     for (index, first) in of_ranks.first().into_iter().flatten().enumerate() {
         let all: Vec<&Program> = of_ranks.iter().map(|own| &*own[index]).collect();
-        match all.iter().all(|program| std::ptr::eq(*program, &**first)) {
-            true => meet(first)?,
-            false if first.pipeline.is_some() => all.into_iter().try_for_each(meet)?,
-            false => {
-                check::check(&all).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))?
-            }
+        if all.iter().all(|program| std::ptr::eq(*program, &**first)) {
+            meet(first)?;
+        } else if first.pipeline.is_some() {
+            all.into_iter().try_for_each(meet)?;
+        } else {
+            check::check(&all).map_err(|diagnostic| DeviceError::Collectives(Box::new(diagnostic)))?;
         }
     }
     Ok(())

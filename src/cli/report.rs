@@ -70,9 +70,10 @@ pub fn write_text(text: &str) -> Result<(), Failure> {
 
 /// Escapes every hidden character of a text, except line breaks.
 fn shown(text: &str) -> Cow<'_, str> {
-    match text.split('\n').all(|line| matches!(visible(line), Cow::Borrowed(_))) {
-        true => Cow::Borrowed(text),
-        false => Cow::Owned(text.split('\n').map(visible).collect::<Vec<_>>().join("\n")),
+    if text.split('\n').all(|line| matches!(visible(line), Cow::Borrowed(_))) {
+        Cow::Borrowed(text)
+    } else {
+        Cow::Owned(text.split('\n').map(visible).collect::<Vec<_>>().join("\n"))
     }
 }
 
@@ -99,11 +100,12 @@ pub(super) fn json(value: &impl Serialize) -> Result<String, Failure> {
     let mut escaped = String::with_capacity(text.len() + 1);
     for character in text.chars() {
         // Line breaks outside of strings are layout. Those in strings are already escaped.
-        match is_hidden(character) && character != '\n' {
-            true => character.encode_utf16(&mut [0; 2]).iter().for_each(|unit| {
+        if is_hidden(character) && character != '\n' {
+            for unit in character.encode_utf16(&mut [0; 2]) {
                 let _ = write!(escaped, "\\u{unit:04x}");
-            }),
-            false => escaped.push(character),
+            }
+        } else {
+            escaped.push(character);
         }
     }
     Ok(escaped + "\n")

@@ -14,9 +14,10 @@ pub(super) fn text(
     steps: u64,
 ) -> String {
     if outcome.stopped {
-        let at = match outcome.steps == steps {
-            true => format!("in the evaluation after the last of {steps} steps"),
-            false => format!("after {} of {steps} steps", outcome.steps),
+        let at = if outcome.steps == steps {
+            format!("in the evaluation after the last of {steps} steps")
+        } else {
+            format!("after {} of {steps} steps", outcome.steps)
         };
         let checkpoint =
             outcome.checkpoint.as_ref().map(|path| path.display().to_string()).unwrap_or_default();

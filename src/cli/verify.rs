@@ -121,10 +121,11 @@ impl Verify {
     /// Faults of the model, the flags or the file of `--against`; missing weights.
     pub fn run(&self) -> Result<Outcome, Failure> {
         let found = self.report()?;
-        match self.json {
-            true => report::write_out(&report::json(&found)?),
-            false => report::write_text(&found.to_string()),
-        }?;
+        if self.json {
+            report::write_out(&report::json(&found)?)?;
+        } else {
+            report::write_text(&found.to_string())?;
+        }
         Ok(if found.passed { Outcome::Done } else { Outcome::Difference })
     }
 

@@ -66,18 +66,20 @@ fn words_of(arg: &Arg, key: &str, value: &Value) -> Vec<String> {
         Value::String(text) => text.clone(),
         number => number.to_string(),
     };
-    match arg.is_require_equals_set() || text.starts_with('-') {
-        true => vec![format!("--{key}={text}")],
-        false => vec![format!("--{key}"), text],
+    if arg.is_require_equals_set() || text.starts_with('-') {
+        vec![format!("--{key}={text}")]
+    } else {
+        vec![format!("--{key}"), text]
     }
 }
 
 /// A word in quotes, if a shell would read more into it.
 fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=,:@%+".contains(letter);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', r"'\''")),
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
     }
 }
 

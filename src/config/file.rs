@@ -46,9 +46,10 @@ impl ConfigFile {
     /// refused value and pair of keys that exclude each other, with their lines.
     pub fn read(path: &Path, line: &CommandLine) -> Result<Self, Vec<Diagnostic>> {
         let file = TextFile::read(path, "the config file").map_err(|error| vec![error])?;
-        match path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
-            true => Self::of_json(&file, line),
-            false => Self::of(&file),
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json")) {
+            Self::of_json(&file, line)
+        } else {
+            Self::of(&file)
         }
     }
 
@@ -140,9 +141,10 @@ fn read_entry(flags: &Command, key: &str, value: &DeValue<'_>) -> Result<Entry, 
         let error = Diagnostic::new(format!(
             "`{key}` is a section, and a config file has only keys and [[group]] tables"
         ));
-        return Err(match group::KEY == key {
-            true => error.note("each group is a table of its own: [[group]]"),
-            false => error.note("write each key at the top of the file, named as its flag: lr = 0.001"),
+        return Err(if group::KEY == key {
+            error.note("each group is a table of its own: [[group]]")
+        } else {
+            error.note("write each key at the top of the file, named as its flag: lr = 0.001")
         });
     }
     let Some(arg) = find(flags, key) else {

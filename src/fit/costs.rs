@@ -13,10 +13,8 @@ pub fn seconds_of_copies(module: &Module, microbatches: u64, node: &Node) -> [f6
         let bytes = module.ty(copy.results[0]).local_bytes(&module.mesh).unwrap_or(0);
         let is_in_file = [copy.result_tier(), module.tier_of(copy.operands[0])].contains(&Tier::Disk);
         let runs = if copy.phase.is_microbatch() { microbatches } else { 1 };
-        let (link, rate) = match is_in_file {
-            true => (&node.disk, disk_rate),
-            false => (&node.host_link, node.host_link.rate()),
-        };
+        let (link, rate) =
+            if is_in_file { (&node.disk, disk_rate) } else { (&node.host_link, node.host_link.rate()) };
         seconds[usize::from(is_in_file)] += (link.latency + bytes as f64 / rate) * runs as f64;
     }
     seconds

@@ -40,12 +40,11 @@ impl fmt::Display for MeasuredText<'_> {
                 writeln!(f, "{}", aligned(&widths, cells))?;
             }
         }
-        let source = match ranks.iter().any(|rank| rank.predicted.is_some()) {
-            true => {
-                "by the timetable, if messages take no time: by means, each task of a phase and a stage takes their mean time; by \
+        let source = if ranks.iter().any(|rank| rank.predicted.is_some()) {
+            "by the timetable, if messages take no time: by means, each task of a phase and a stage takes their mean time; by \
                  tasks, each takes its own"
-            }
-            false => "steps follow each other without a flush, so none is predicted",
+        } else {
+            "steps follow each other without a flush, so none is predicted"
         };
         writeln!(f, "  idle: the share of the microbatches' time in which a rank computes nothing; {source}")
     }

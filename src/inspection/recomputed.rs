@@ -65,10 +65,8 @@ fn choice(blocks: &[BlockReport], names: &Numbering, report: &ValueReport) -> St
     let (size, picoseconds) = (bytes(report.bytes), picoseconds.map(u128::from));
     let time = picoseconds.map_or_else(String::new, microseconds);
     let worth = report.price(*price);
-    let price = match *price >= Recompute::FULL.price {
-        true => "more than any time".to_owned(),
-        false => microseconds(worth),
-    };
+    let price =
+        if *price >= Recompute::FULL.price { "more than any time".to_owned() } else { microseconds(worth) };
     let (choice, why) = match fate {
         Fate::Kept if picoseconds.is_none() => (
             "is kept for backward",

@@ -265,9 +265,10 @@ fn is_one(steps: &u32) -> bool {
 
 /// The number of steps that a timetable shows: enough steps of an unbroken stream to fill the pipeline twice, otherwise one.
 fn steps_shown(pipeline: &StageTable) -> u32 {
-    match pipeline.is_asynchronous() {
-        true => (2 * pipeline.ranks()).div_ceil(pipeline.microbatches.max(1)).max(2),
-        false => 1,
+    if pipeline.is_asynchronous() {
+        (2 * pipeline.ranks()).div_ceil(pipeline.microbatches.max(1)).max(2)
+    } else {
+        1
     }
 }
 

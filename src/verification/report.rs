@@ -154,9 +154,12 @@ impl Report {
         let shown = failed.len().clamp(5, ROWS).min(self.differences.len());
         writeln!(f, "\nlargest errors\n{:>9}  {:<10} name", "error", "kind")?;
         for Difference { kind, name, error, rounding, .. } in failed.into_iter().chain(others).take(shown) {
-            let rounding = rounding.map(|rounding| match rounding.is_all {
-                true => format!("  (zero except for rounding, which causes {:.2e})", rounding.error),
-                false => format!("  (rounding alone causes {:.2e})", rounding.error),
+            let rounding = rounding.map(|rounding| {
+                if rounding.is_all {
+                    format!("  (zero except for rounding, which causes {:.2e})", rounding.error)
+                } else {
+                    format!("  (rounding alone causes {:.2e})", rounding.error)
+                }
             });
             let nothing = error.is_nan().then(|| "  (NaN on both sides: nothing to compare)".to_owned());
             let (name, rounding) = (visible(name), rounding.or(nothing).unwrap_or_default());

@@ -122,9 +122,10 @@ impl<'a> Rounding<'a> {
         let mut rounded =
             finite_step(&module, Mode::Typed, self.microbatches, &Tensors::new(), UpdateTime::Late, backoff)?;
         rounded.states = other_states(&module, &rounded.states);
-        let differences = match self.evaluates {
-            true => evaluation::compare(&rounded.outputs, &program.exact.outputs),
-            false => compare::compare(&rounded, &program.layout, &program.exact),
+        let differences = if self.evaluates {
+            evaluation::compare(&rounded.outputs, &program.exact.outputs)
+        } else {
+            compare::compare(&rounded, &program.layout, &program.exact)
         };
         for sample in differences {
             let Difference { kind, name, error, size, .. } = sample;
@@ -143,9 +144,10 @@ impl<'a> Rounding<'a> {
         let program = |step: Module| if self.evaluates { evaluation::of(step) } else { Ok(step) };
         let reference =
             program(self.subject.reference_by(self.source, &self.plan.reference(self.subject.specs()))?)?;
-        let module = match self.to == RoundedTo::Asked {
-            true => program(self.source.run(&self.plan.rounded_reference(self.subject.specs()))?)?,
-            false => reference.clone(),
+        let module = if self.to == RoundedTo::Asked {
+            program(self.source.run(&self.plan.rounded_reference(self.subject.specs()))?)?
+        } else {
+            reference.clone()
         };
         let mut exact = self.subject.run_reference(&reference, self.microbatches)?;
         exact.states = other_states(&reference, &exact.states);

@@ -27,9 +27,10 @@ fn read(text: &str) -> Option<Settings> {
     static NOTHING_GIVEN: LazyLock<ArgMatches> =
         LazyLock::new(|| COMMAND.clone().get_matches_from(["trainyard", "compile", "model.onnx"]));
     let line = CommandLine::new(&COMMAND, &NOTHING_GIVEN, None);
-    let parsed = match text.trim_start().starts_with('{') {
-        true => ConfigFile::parse_json("ds.json", text, &line),
-        false => ConfigFile::parse("trainyard.toml", text),
+    let parsed = if text.trim_start().starts_with('{') {
+        ConfigFile::parse_json("ds.json", text, &line)
+    } else {
+        ConfigFile::parse("trainyard.toml", text)
     };
     let file = match parsed {
         Ok(file) => file,

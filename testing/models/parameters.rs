@@ -80,11 +80,10 @@ pub fn parameter(holder: &[u8], place: &Value) -> Result<Vec<u8>, String> {
         }
         _ => there.to_vec(),
     };
-    match Some(u64::from(crc32fast::hash(&bytes))) == place["crc32"].as_u64() {
-        true => Ok(bytes),
-        false => {
-            Err("the export has other bytes there than PyTorch had: share_parameters.py was not run".into())
-        }
+    if Some(u64::from(crc32fast::hash(&bytes))) == place["crc32"].as_u64() {
+        Ok(bytes)
+    } else {
+        Err("the export has other bytes there than PyTorch had: share_parameters.py was not run".into())
     }
 }
 

@@ -116,10 +116,11 @@ fn a_run_goes_on_after_changes_of_its_data_that_leave_the_mapped_bytes() {
 fn a_folder_that_is_moved_or_removed_ends_the_run_with_an_error() {
     for removed in [false, true] {
         let (place, running) = running();
-        match removed {
+        if removed {
             // The run may write a file while the folder is being removed.
-            true => while place.path("run").exists() && fs::remove_dir_all(place.path("run")).is_err() {},
-            false => fs::rename(place.path("run"), place.path("elsewhere")).unwrap(),
+            while place.path("run").exists() && fs::remove_dir_all(place.path("run")).is_err() {}
+        } else {
+            fs::rename(place.path("run"), place.path("elsewhere")).unwrap()
         }
         let ended = running.wait();
         assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);

@@ -35,12 +35,11 @@ fn files_that_no_run_wrote_are_never_removed() {
     ] {
         let place = place();
         fs::create_dir(place.path("run")).expect("it can be made");
-        match is_folder {
-            true => {
-                fs::create_dir(place.path("run").join(name)).expect("it can be made");
-                place.write(&format!("run/{name}/mine.txt"), b"mine");
-            }
-            false => place.write(&format!("run/{name}"), b"mine"),
+        if is_folder {
+            fs::create_dir(place.path("run").join(name)).expect("it can be made");
+            place.write(&format!("run/{name}/mine.txt"), b"mine");
+        } else {
+            place.write(&format!("run/{name}"), b"mine")
         }
         let flags = format!("{RUN} --steps 1");
         for more in ["", " --force"] {

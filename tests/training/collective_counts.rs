@@ -200,10 +200,8 @@ fn has_gradient(module: &Module, state: &State) -> bool {
 /// and its new value gathered, or both at once. A parameter that is stored in parts is instead gathered in each phase that needs the whole.
 fn shares_sent(module: &Module, state: &State) -> u64 {
     let reduced = u64::from(has_gradient(module, state));
-    let gathered = match state.ty.sharding.is_whole() {
-        true => reduced,
-        false => phases_that_gather(module, state.input),
-    };
+    let gathered =
+        if state.ty.sharding.is_whole() { reduced } else { phases_that_gather(module, state.input) };
     reduced + gathered
 }
 

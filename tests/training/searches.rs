@@ -63,9 +63,10 @@ fn jobs_share_the_passes_before_the_first_that_differs() {
         ("--microbatch 4", [2, 3, 4, 5, 6], 2),
         ("--zero 3 --microbatch 4", [2, 3, 4, 5, 7], 2),
     ] {
-        let words = match more.contains("--microbatch") {
-            true => flags.replace("--microbatch 8", more),
-            false => format!("{flags} {more}"),
+        let words = if more.contains("--microbatch") {
+            flags.replace("--microbatch 8", more)
+        } else {
+            format!("{flags} {more}")
         };
         let job = job(&words);
         let forward = done(shared.forward(&job, &manager));

@@ -351,9 +351,8 @@ fn an_asynchronous_run_has_the_same_bits_wherever_it_drains() {
 /// Runs eight samples, one of them with a large value, in microbatches of two. Returns the first line of the error.
 fn error_of_large_sample(place: &Workplace, sample: usize, value: &str, flags: &str) -> String {
     let row = |index: usize| {
-        let feature = |column: usize| match index == sample {
-            true => value.to_owned(),
-            false => ((index * 7 + column) % 5).to_string(),
+        let feature = |column: usize| {
+            if index == sample { value.to_owned() } else { ((index * 7 + column) % 5).to_string() }
         };
         (0..64).map(|column| feature(column) + ",").chain([format!("{index}\n")]).collect::<String>()
     };

@@ -22,9 +22,10 @@ use trainyard::verification::report::Report;
 fn verify(arguments: &str) -> Result<Report, String> {
     let mut words = vec!["trainyard".to_owned(), "verify".to_owned()];
     words.extend(arguments.split_whitespace().map(|word| {
-        match word.contains(".onnx") || word.contains(".npz") {
-            true => path(word).display().to_string(),
-            false => word.to_owned(),
+        if word.contains(".onnx") || word.contains(".npz") {
+            path(word).display().to_string()
+        } else {
+            word.to_owned()
         }
     }));
     let cli = Cli::parse_with_config(words).expect("the flags are right");

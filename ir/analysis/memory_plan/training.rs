@@ -77,9 +77,10 @@ impl Tape {
         let layers: Vec<Vec<Operator>> = (0..training.layers).map(|layer| training.layer(layer)).collect();
         let mut tape = Self { now: 0, buffers: Vec::new() };
         let weights = || layers.iter().flatten().rev().filter_map(|operator| operator.weight);
-        let sums: Vec<usize> = match training.microbatches {
-            true => weights().map(|bytes| tape.make(bytes)).collect(),
-            false => Vec::new(),
+        let sums: Vec<usize> = if training.microbatches {
+            weights().map(|bytes| tape.make(bytes)).collect()
+        } else {
+            Vec::new()
         };
         let input = tape.make(5000);
         let mut values = vec![vec![input]];

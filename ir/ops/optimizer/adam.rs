@@ -40,12 +40,11 @@ impl Operator for Adam {
     fn infer(&self, types: &Inference) -> Result<Vec<Type>, TypeError> {
         update_types(types, 7, |parameter| {
             let moments = types.operands[2].dtype;
-            match Self::moments_may_be(moments, parameter.dtype) {
-                true => Ok(vec![parameter.with_dtype(moments); 2]),
-                false => {
-                    let error = format!("moments of a parameter of {} cannot be {moments}", parameter.dtype);
-                    Err(TypeError::new(error))
-                }
+            if Self::moments_may_be(moments, parameter.dtype) {
+                Ok(vec![parameter.with_dtype(moments); 2])
+            } else {
+                let error = format!("moments of a parameter of {} cannot be {moments}", parameter.dtype);
+                Err(TypeError::new(error))
             }
         })
     }

@@ -129,9 +129,10 @@ fn every_model_is_written_and_read_back() {
     let (mut read, mut unread) = (0, Vec::new());
     for folder in ["", "models", "random", "state-dict", "verify", "odd", "bench"] {
         for path in models(folder) {
-            match round_trip(&path) {
-                true => read += 1,
-                false => unread.push(path.file_stem().unwrap_or_default().to_string_lossy().into_owned()),
+            if round_trip(&path) {
+                read += 1
+            } else {
+                unread.push(path.file_stem().unwrap_or_default().to_string_lossy().into_owned())
             }
         }
     }

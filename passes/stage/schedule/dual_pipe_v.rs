@@ -52,10 +52,7 @@ fn cool_down(list: &mut TaskList, rank: u32, after: u32) {
     // The second half of these delays its weight tasks, so that gradients reach the other ranks earlier.
     for position in 0..2 * (rank + 1) {
         let chunk = if position % 2 == 0 { UP } else { DOWN };
-        match position > rank {
-            true => list.backward(chunk),
-            false => list.backward_and_weight(chunk),
-        }
+        if position > rank { list.backward(chunk) } else { list.backward_and_weight(chunk) }
     }
     for _ in 0..after {
         list.weight();

@@ -36,11 +36,10 @@ impl Plan {
 
     fn check(&self, microbatches: u32) -> Result<(), TimetableError> {
         let dependencies = self.dependencies();
-        match self.delays.is_empty() {
-            true => check(&self.timetable, &self.placement, microbatches, &dependencies),
-            false => {
-                check_stream(&self.timetable, &self.placement, microbatches, &self.delays, &dependencies)
-            }
+        if self.delays.is_empty() {
+            check(&self.timetable, &self.placement, microbatches, &dependencies)
+        } else {
+            check_stream(&self.timetable, &self.placement, microbatches, &self.delays, &dependencies)
         }
     }
 
@@ -141,9 +140,10 @@ fn no_schedule_needs_more_than_one_message_on_a_channel() {
         {
             for chunks in 1..=4 {
                 let Ok(plan) = schedule.plan(ranks, chunks, microbatches) else { continue };
-                let (plan, microbatches) = match schedule.is_asynchronous() {
-                    true => (plan.unrolled(microbatches, 4), 4 * microbatches),
-                    false => (plan, microbatches),
+                let (plan, microbatches) = if schedule.is_asynchronous() {
+                    (plan.unrolled(microbatches, 4), 4 * microbatches)
+                } else {
+                    (plan, microbatches)
                 };
                 assert!(
                     runs_with_one_message_a_channel(&plan, microbatches),
@@ -409,9 +409,10 @@ proptest! {
         let plan = plan(schedule, ranks, chunks, microbatches);
         prop_assert_eq!(plan.check(microbatches), Ok(()));
         prop_assert_eq!(plan.timetable.to_string().parse(), Ok(plan.timetable.clone()));
-        let (plan, microbatches) = match schedule.is_asynchronous() {
-            true => (plan.unrolled(microbatches, 3), 3 * microbatches),
-            false => (plan, microbatches),
+        let (plan, microbatches) = if schedule.is_asynchronous() {
+            (plan.unrolled(microbatches, 3), 3 * microbatches)
+        } else {
+            (plan, microbatches)
         };
         let [forward, backward, weight] = costs;
         let costs = Costs { forward, backward, weight };

@@ -142,9 +142,10 @@ fn tokens_meet_the_same_experts_and_are_dropped_alike_on_every_mesh() {
             .map(|(id, tensor)| {
                 let count = tensor.len();
                 let values = (0..count).map(|i| ((i * 37 + count) % 101) as f64 / 50.0 - 1.0).collect();
-                let tensor = match tensor.dtype.is_float() {
-                    true => Tensor::float(tensor.dtype, tensor.sizes, values),
-                    false => tensor,
+                let tensor = if tensor.dtype.is_float() {
+                    Tensor::float(tensor.dtype, tensor.sizes, values)
+                } else {
+                    tensor
                 };
                 (whole.states[id].name.clone(), tensor)
             })

@@ -266,15 +266,16 @@ fn a_named_tensor_is_trained_unless_its_elements_prove_it_a_table_or_a_mask() {
         assert_eq!(reports["mask"].role, RowRole::Constant, "{}", reports["mask"].reason);
         assert_eq!(reports["slope"].role, RowRole::Parameter, "{}", reports["slope"].reason);
         let warnings: Vec<&str> = cx.warnings.iter().map(|warning| &warning.message[..]).collect();
-        let expected = match table {
-            true => [
+        let expected = if table {
+            [
                 "`slope` is trained only because of its name",
                 "not trained: `positions` (a table of sines and cosines), `mask` (a mask of zeros and ones)",
-            ],
-            false => [
+            ]
+        } else {
+            [
                 "2 tensors are trained only because of their names: `positions`, `slope`",
                 "not trained: `mask` (a mask of zeros and ones)",
-            ],
+            ]
         };
         assert_eq!(warnings, expected);
     }

@@ -194,10 +194,7 @@ pub(super) fn least(
 
 /// Bytes that a run with some changes takes of its device, if all activations are kept: as if they followed the flags alone.
 pub(super) fn estimated(changes: &[Change], unfit: &Unfit, flags: &CompileFlags) -> u64 {
-    match changes.contains(&Change::Offload) {
-        true => 0,
-        false => left_by(changes, unfit, flags).total(),
-    }
+    if changes.contains(&Change::Offload) { 0 } else { left_by(changes, unfit, flags).total() }
 }
 
 /// The bytes by class that some changes leave on the device.

@@ -40,13 +40,11 @@ pub(super) fn translate(translation: &mut Translation, data_ranks: u64) {
         (Some(total), None, steps) => {
             let Some(leaf) = total_leaf.or(steps_leaf) else { return };
             let parts = steps.unwrap_or(1).saturating_mul(ranks);
-            match total.is_multiple_of(parts) {
-                true => translation.set("microbatch", &(total / parts).to_string(), leaf),
-                false => {
-                    let name =
-                        if given[0].is_some() { "--global-batch".into() } else { format!("`{TOTAL}`") };
-                    translation.refuse(leaf, no_share(&name, total, steps, ranks));
-                }
+            if total.is_multiple_of(parts) {
+                translation.set("microbatch", &(total / parts).to_string(), leaf)
+            } else {
+                let name = if given[0].is_some() { "--global-batch".into() } else { format!("`{TOTAL}`") };
+                translation.refuse(leaf, no_share(&name, total, steps, ranks));
             }
         }
         (None, Some(micro), Some(steps)) => {
@@ -81,9 +79,10 @@ fn contradiction(total: u128, micro: u128, steps: Option<u128>, ranks: u128) -> 
     let is = if steps.is_some() { "is not" } else { "is not a multiple of" };
     let message = format!("`{TOTAL}` {total} {is} {factors} x {} = {product}", data_ranks(ranks));
     let error = Diagnostic::new(message);
-    let error = match total.is_multiple_of(each) {
-        true => error.note(format!("{} would fit: --mesh dp={}", data_ranks(total / each), total / each)),
-        false => error,
+    let error = if total.is_multiple_of(each) {
+        error.note(format!("{} would fit: --mesh dp={}", data_ranks(total / each), total / each))
+    } else {
+        error
     };
     error.note(format!("or leave out one of the keys, or give `{TOTAL}` {product}"))
 }

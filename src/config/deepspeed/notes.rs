@@ -61,10 +61,7 @@ impl fmt::Display for Notes {
     /// One line with the flags, one for each reason with its keys, and one with the keys that are `auto`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = visible(&self.name);
-        let arguments = match self.arguments.is_empty() {
-            true => "no flag".into(),
-            false => self.arguments.join(" "),
-        };
+        let arguments = if self.arguments.is_empty() { "no flag".into() } else { self.arguments.join(" ") };
         writeln!(f, "{name} stands for {}", visible(&arguments))?;
         if !self.dropped.is_empty() {
             writeln!(f, "{name} has keys that are not honoured:")?;

@@ -80,9 +80,10 @@ pub(super) fn translate(translation: &mut Translation, rate: &Rate) {
 
 fn translate_rule(translation: &mut Translation, rule: Rule, leaf: &Leaf) {
     let document = translation.document;
-    let coupled = match document.is_patrickstar {
-        true => rule == Rule::Adam,
-        false => rule == Rule::Adam && document.is_off("optimizer.params.adam_w_mode"),
+    let coupled = if document.is_patrickstar {
+        rule == Rule::Adam
+    } else {
+        rule == Rule::Adam && document.is_off("optimizer.params.adam_w_mode")
     };
     let is_adam = matches!(rule, Rule::Adam | Rule::AdamW | Rule::Compressed);
     let (name, numbers) = match rule {

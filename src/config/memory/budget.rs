@@ -95,9 +95,10 @@ impl FromStr for DiskBudget {
             Some((folder, bytes)) => (folder, Some(bytes.parse()?)),
             None => (text, None),
         };
-        match folder.is_empty() {
-            true => Err(ValueError::new("disk= needs a folder".to_string())),
-            false => Ok(Self { folder: folder.into(), bytes }),
+        if folder.is_empty() {
+            Err(ValueError::new("disk= needs a folder".to_string()))
+        } else {
+            Ok(Self { folder: folder.into(), bytes })
         }
     }
 }

@@ -51,8 +51,5 @@ fn written(name: &str, algorithm: &mut Algorithm, is_shown: impl Fn(usize, f64) 
     let numbers = numbers.filter(|(at, number)| is_shown(*at, *number.value));
     let numbers = numbers.map(|(_, number)| format!("{}={:?}", number.name, number.value));
     let settings: Vec<String> = numbers.chain(words).collect();
-    match settings.is_empty() {
-        true => name.to_owned(),
-        false => format!("{name}:{}", settings.join(",")),
-    }
+    if settings.is_empty() { name.to_owned() } else { format!("{name}:{}", settings.join(",")) }
 }

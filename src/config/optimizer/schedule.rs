@@ -17,9 +17,8 @@ pub(super) fn parse(text: &str) -> Result<Schedule, ValueError> {
         Curve::WarmupStableDecay => &["warmup", "decay", "min", "steps"],
     };
     let spec = spec.allow(known)?;
-    let number = |key: &str, low: u64| match known.contains(&key) {
-        true => spec.take(key, 0, |text| count_from(low, text)),
-        false => Ok(0),
+    let number = |key: &str, low: u64| {
+        if known.contains(&key) { spec.take(key, 0, |text| count_from(low, text)) } else { Ok(0) }
     };
     let (warmup, steps, decay) = (number("warmup", 0)?, number("steps", 1)?, number("decay", 1)?);
     let min = if known.contains(&"min") { spec.take("min", 0.0, not_negative)? } else { 0.0 };

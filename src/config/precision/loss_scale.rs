@@ -11,9 +11,10 @@ const DYNAMIC: &str = "dynamic";
 /// Reads a number that a program can multiply a loss by: its f32 is neither zero nor infinite.
 fn scale(text: &str) -> Result<f64, ValueError> {
     let number = positive(text)?;
-    match (number as f32).is_normal() {
-        true => Ok(number),
-        false => Err(ValueError::new(format!("`{text}` is not a number of the type f32"))),
+    if (number as f32).is_normal() {
+        Ok(number)
+    } else {
+        Err(ValueError::new(format!("`{text}` is not a number of the type f32")))
     }
 }
 
@@ -50,11 +51,12 @@ pub(super) fn parse(text: &str) -> Result<Scaling, ValueError> {
 /// Writes a scale so that [`parse`] reads it back.
 pub(super) fn serialize<S: Serializer>(scaling: &Option<Scaling>, serializer: S) -> Result<S::Ok, S::Error> {
     let Scaling { initial, interval, hysteresis, min, max, .. } = scaling.unwrap_or_default();
-    match min == max {
-        true => serializer.serialize_f64(initial),
-        false => serializer.collect_str(&format!(
+    if min == max {
+        serializer.serialize_f64(initial)
+    } else {
+        serializer.collect_str(&format!(
             "{DYNAMIC}:initial={initial:?},interval={interval},hysteresis={hysteresis},min={min:?}"
-        )),
+        ))
     }
 }
 

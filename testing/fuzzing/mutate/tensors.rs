@@ -52,10 +52,15 @@ pub(super) fn nudge(tensor: &mut TensorProto, choices: &mut Choices) {
     if tensor.data_type != Some(1) || tensor.dims.iter().product::<i64>() == 1 {
         return;
     }
-    let mut neighbour = |x: f32| match choices.once_in(2) {
-        _ if x == 0.0 || !x.is_finite() => x,
-        true => x.next_up(),
-        false => x.next_down(),
+    let mut neighbour = |x: f32| {
+        let is_up = choices.once_in(2);
+        if x == 0.0 || !x.is_finite() {
+            x
+        } else if is_up {
+            x.next_up()
+        } else {
+            x.next_down()
+        }
     };
     tensor.float_data.iter_mut().for_each(|x| *x = neighbour(*x));
     if let Some(raw) = &mut tensor.raw_data {

@@ -54,10 +54,7 @@ fn kill_and_resume(run: &str, wanted: usize, random: &mut Random) {
             while going.is_running() && Instant::now() < moment {
                 thread::sleep(Duration::from_millis(1));
             }
-            let ended = match kills < wanted {
-                true => going.kill_if_running(),
-                false => going.wait(),
-            };
+            let ended = if kills < wanted { going.kill_if_running() } else { going.wait() };
             if ended.status.signal() == Some(9) {
                 kills += 1;
                 continue;

@@ -203,12 +203,14 @@ impl Mutant {
         let command = command(&format!("{flags} {alone} --microbatch {}", expected.samples / ranks));
         let run = Run::of(place, &command, "own")?;
         let is_half = !self.shared[0].is_empty();
-        let allowed = match is_half {
+        let mut allowed = Allowed::of(is_half);
+        if is_half {
             // Constants of 1e-38 put half-precision numbers on kinks, and constants of 1e30 exceed their largest number.
-            true if matches!(run, Ending::NotFinite) => return Ok(Outcome::TrainedAlone),
-            true => Allowed { norms: f64::INFINITY, ..Allowed::of(true) },
-            false => Allowed::of(false),
-        };
+            if matches!(run, Ending::NotFinite) {
+                return Ok(Outcome::TrainedAlone);
+            }
+            allowed.norms = f64::INFINITY;
+        }
         let compared = run.compare(&expected, allowed);
         match compared {
             Err(difference)

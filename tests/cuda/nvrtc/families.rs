@@ -52,10 +52,7 @@ fn element_types(kernel: &Kernel) -> Vec<&'static str> {
         kernel.text.match_indices(&pointer).any(|(at, _)| !kernel.text[..at].ends_with(is_of_word))
     };
     let halves: Vec<&str> = HALVES.into_iter().filter(is_given).collect();
-    match halves.is_empty() {
-        false => halves,
-        true => vec![if is_given(&"float") { "f32" } else { "other" }],
-    }
+    if halves.is_empty() { vec![if is_given(&"float") { "f32" } else { "other" }] } else { halves }
 }
 
 fn is_of_word(c: char) -> bool {

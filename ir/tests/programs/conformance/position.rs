@@ -9,9 +9,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Checks that numbers that depend on the place of a part are declared to do so.
 pub(crate) fn check(sample: &Sample, depends: bool) -> Check {
-    match depends || !moves(sample) {
-        true => Ok(()),
-        false => Err("the numbers of a part depend on its place, which is not declared".into()),
+    if depends || !moves(sample) {
+        Ok(())
+    } else {
+        Err("the numbers of a part depend on its place, which is not declared".into())
     }
 }
 
@@ -24,9 +25,8 @@ fn moves(sample: &Sample) -> bool {
     (0..most).any(|dim| {
         let second_half = |ty: &Type| {
             let sizes = ty.sizes().expect("samples have bound dims").into_iter().enumerate();
-            let span = |(own, size)| match own == dim {
-                true => Span { start: size, size: 2 * size },
-                false => Span { start: 0, size },
+            let span = |(own, size)| {
+                if own == dim { Span { start: size, size: 2 * size } } else { Span { start: 0, size } }
             };
             sizes.map(span).collect::<SmallVec<[Span; 4]>>()
         };

@@ -77,11 +77,10 @@ impl EpilogueFinder<'_> {
             {
                 let dims = &self.module.ty(other).dims;
                 let is_bias = dims.len() == 1 && dims.last() == ty.dims.last();
-                let place = match is_bias {
-                    true if fused.bias.is_none() => &mut fused.bias,
-                    false if fused.addend.is_none() && *dims == ty.dims => &mut fused.addend,
-                    _ => return false,
-                };
+                let place = if is_bias { &mut fused.bias } else { &mut fused.addend };
+                if place.is_some() || !is_bias && *dims != ty.dims {
+                    return false;
+                }
                 *place = Some(other);
             }
             (Op::Unary(Unary::GeluTanh), _) if has_gelu => {

@@ -4,11 +4,13 @@ use crate::ops::optimizer::quantization::distance;
 use crate::tensor::Elements;
 use crate::{DType, Tensor};
 
-/// The error of a code that is off by one. Codes are the only numbers of type u8. The codes 255 and 0 are neighbours.
+/// The error of a code that is off by one. A code of type u8 stands for a number of an 8-bit moment of Adam (see
+/// [`crate::ops::optimizer::quantization`]). The codes 255 and 0 are neighbours.
 pub const CODE: f64 = 1.0 / 255.0;
 
-/// Returns `max|a - b| / max(max|b|, floor)`. The error of codes is [`CODE`] times their largest distance. Infinity if the sizes differ, or
-/// if a number is not finite on one side only. NaN if the error is 0 and a number is NaN on both sides.
+/// Returns `max|a - b| / max(max|b|, floor)`. Numbers of type u8 are codes: their error is [`CODE`] times their largest distance. Infinity if
+/// the sizes differ, or if a number that is not finite on one side is another on the other side. NaN if the error is 0 and a number is NaN on
+/// both sides.
 pub fn relative_error(a: &Tensor, b: &Tensor, floor: f64) -> f64 {
     if a.sizes != b.sizes {
         return f64::INFINITY;

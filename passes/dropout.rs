@@ -65,8 +65,10 @@ impl Transform for Dropout {
         if decision.removed.is_empty() && decision.numbered.is_empty() {
             return Ok(if masks.is_empty() { Changed::No } else { Changed::Yes });
         }
-        if self.ratio != Some(0.0) {
-            noise(module).into_iter().for_each(|warning| cx.warn(warning));
+        if self.ratio != Some(0.0)
+            && let Some(warning) = noise(module)
+        {
+            cx.warn(warning);
         }
         apply(module, &decision)
     }

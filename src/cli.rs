@@ -166,7 +166,9 @@ impl Cli {
     /// # Errors
     /// Those of the subcommand.
     pub fn run(&self) -> Result<Outcome, Failure> {
-        self.notes.iter().for_each(|notes| report::tell_lines(&notes.to_string()));
+        if let Some(notes) = &self.notes {
+            report::tell_lines(&notes.to_string());
+        }
         self.command.run()
     }
 }

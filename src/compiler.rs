@@ -134,7 +134,9 @@ impl<'m> Forward<'m> {
         let mut compilation = program.training(&plan, manager, &mut *after)?;
         // The loading of the file warns of a graph that another program changed, for example.
         compilation.warnings.splice(0..0, source.model.warnings.iter().cloned());
-        compilation.reports.stages.iter_mut().for_each(|report| report.device.clone_from(&job.device().name));
+        if let Some(report) = &mut compilation.reports.stages {
+            report.device.clone_from(&job.device().name);
+        }
         // An evaluation of another batch has the same stages.
         (plan.stage, plan.limit) = (compilation.stage.clone(), None);
         let (node, may_update_early) = (job.node(), plan.may_update_early());

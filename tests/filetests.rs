@@ -114,7 +114,9 @@ fn run(input: &str) -> Result<String, String> {
     }
     if let Some(loss) = &cx.reports.loss {
         writeln!(out, "loss: {}", loss.text).expect("as above");
-        loss.doubt.iter().for_each(|doubt| writeln!(out, "doubt: {doubt}").expect("as above"));
+        if let Some(doubt) = &loss.doubt {
+            writeln!(out, "doubt: {doubt}").expect("as above");
+        }
     }
     match result {
         Err(failure) => writeln!(out, "error: {failure}").expect("as above"),

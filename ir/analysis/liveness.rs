@@ -105,7 +105,9 @@ pub fn values(module: &Module) -> SecondaryMap<ValueId, Option<Lifetime>> {
     for state in module.states.values() {
         lifetimes.access(state.input.as_u32() as usize, 0);
         lifetimes.access(state.input.as_u32() as usize, end);
-        state.output.inspect(|output| lifetimes.access(output.as_u32() as usize, end));
+        if let Some(output) = state.output {
+            lifetimes.access(output.as_u32() as usize, end);
+        }
     }
     for (position, (_, node)) in module.nodes().enumerate() {
         let position = position as u32;

@@ -133,9 +133,9 @@ impl<'m> Step<'m> {
     fn enter(&mut self, value: ValueId) {
         let bytes = self.bytes(value);
         for &sum in self.held.sums(value) {
-            // The first addend becomes the sum, without a copy.
-            let is_value = !self.sums.contains_key(&sum) && self.held.is_held(value);
-            let of_sum = if is_value { 0 } else { bytes };
+            // The first addend becomes the sum, without a copy. If it is held, its bytes are counted below.
+            let is_counted = !self.sums.contains_key(&sum) && self.held.is_held(value);
+            let of_sum = if is_counted { 0 } else { bytes };
             let before = self.sums.insert(sum, of_sum).unwrap_or(0);
             self.live = self.live + u128::from(of_sum) - u128::from(before);
         }

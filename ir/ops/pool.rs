@@ -305,7 +305,9 @@ impl Operator for MaxPoolGrad {
         let of_plane = x.floats().chunks_exact(planes.len).zip(dx.chunks_exact_mut(planes.len));
         for ((x, dx), dy) in of_plane.zip(dy.chunks_exact(planes.covered.len())) {
             for (covered, dy) in planes.covered.iter().zip(dy) {
-                first_largest(x, covered).into_iter().for_each(|i| dx[i] += dy);
+                if let Some(i) = first_largest(x, covered) {
+                    dx[i] += dy;
+                }
             }
         }
         vec![Tensor::float(cx.results[0].dtype, x.sizes.clone(), dx)]

@@ -72,7 +72,9 @@ pub(super) fn packing() -> Vec<Sample> {
     for dims in [&[4u64, 48][..], &[2, 12], &[6], &[2, 2, 1]] {
         samples.push(Sample::new(PackBits, [of(DType::Bool, dims, Fill::Normal)]));
         let mut bytes = dims.to_vec();
-        bytes.iter_mut().last().into_iter().for_each(|size| *size = size.div_ceil(8));
+        if let Some(size) = bytes.last_mut() {
+            *size = size.div_ceil(8);
+        }
         let bytes = of(DType::U8, &bytes, Fill::Integers(0, 256));
         samples.push(Sample::new(UnpackBits, [bytes]).declared(Type::of(DType::Bool, dims)));
     }

@@ -312,7 +312,9 @@ fn collect_names(graph: &GraphProto, names: &mut BTreeSet<String>) {
     for node in &graph.node {
         names.extend(node.output.iter().cloned());
         for attribute in &node.attribute {
-            attribute.g.iter().for_each(|inner| collect_names(inner, names));
+            if let Some(inner) = &attribute.g {
+                collect_names(inner, names);
+            }
             attribute.graphs.iter().for_each(|inner| collect_names(inner, names));
         }
     }

@@ -55,11 +55,10 @@ fn end(op: &Slice, count: i64) -> Option<i64> {
         return Some(op.start);
     }
     let last = (count - 1).checked_mul(op.step)?.checked_add(op.start)?;
-    match last {
-        _ if op.step > 0 => last.checked_add(1),
-        0 => Some(i64::MIN + 1),
-        _ => Some(last - 1),
+    if op.step > 0 {
+        return last.checked_add(1);
     }
+    Some(if last == 0 { i64::MIN + 1 } else { last - 1 })
 }
 
 /// Writes Concat.

@@ -25,8 +25,12 @@ fn each_in_graph(graph: &mut GraphProto, visit: &mut dyn FnMut(&mut TensorProto)
 }
 
 fn each_in_attribute(attribute: &mut AttributeProto, visit: &mut dyn FnMut(&mut TensorProto)) {
-    attribute.t.iter_mut().for_each(|tensor| visit(tensor));
+    if let Some(tensor) = &mut attribute.t {
+        visit(tensor);
+    }
     attribute.tensors.iter_mut().for_each(&mut *visit);
-    attribute.g.iter_mut().for_each(|graph| each_in_graph(graph, visit));
+    if let Some(graph) = &mut attribute.g {
+        each_in_graph(graph, visit);
+    }
     attribute.graphs.iter_mut().for_each(|graph| each_in_graph(graph, visit));
 }

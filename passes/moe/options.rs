@@ -84,14 +84,18 @@ pub(super) fn print(moe: &Moe, arguments: &mut Arguments) {
         None => arguments.push("capacity", "none"),
         Some(capacity) => arguments.push("capacity", capacity),
     }
-    limit.iter().for_each(|limit| arguments.push("groups", format!("{}/{}", limit.taken, limit.groups)));
+    if let Some(limit) = limit {
+        arguments.push("groups", format!("{}/{}", limit.taken, limit.groups));
+    }
     arguments.push_flag("sigmoid", *affinity == Affinity::Sigmoid);
     arguments.push_unless(&0.0, "bias", bias);
     arguments.push_unless(&balance_beside(*bias, &preset), "balance", balance);
     arguments.push_unless(&preset.z, "z", z);
     arguments.push_unless(&preset.jitter, "jitter", jitter);
     arguments.push_unless(&1, "every", every);
-    hidden.iter().for_each(|hidden| arguments.push("hidden", hidden));
+    if let Some(hidden) = hidden {
+        arguments.push("hidden", hidden);
+    }
     arguments.push_flag("fresh", *start == ExpertStart::Fresh);
     arguments.push_unless(&0.0, "noise", noise);
     arguments.push_flag("shared", *shared);

@@ -18,7 +18,7 @@ pub(super) fn choose(module: &Module, options: &Offload, embeddings: &Embeddings
     let (mut keep, mut host) = (options.keep, options.host.unwrap_or(u64::MAX));
     let take = |room: &mut u64, bytes: u64| {
         let rest = room.checked_sub(bytes);
-        rest.into_iter().for_each(|rest| *room = rest);
+        *room = rest.unwrap_or(*room);
         rest.is_some()
     };
     let mut chosen = vec![];

@@ -262,7 +262,9 @@ impl Run<'_> {
 impl Drop for Run<'_> {
     /// Waits for the exchanges that still run if a kernel panics, since they use the arena.
     fn drop(&mut self) {
-        self.queue.iter().for_each(|queue| queue.settle());
+        if let Some(queue) = &self.queue {
+            queue.settle();
+        }
     }
 }
 
@@ -289,14 +291,18 @@ impl Device for Cpu {
         let (program, bases) = (loaded.program.clone(), loaded.bases.clone());
         let slot = program.inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
         DeviceError::check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
-        slot.view.iter().for_each(|view| self.arena.write(view, &bases, bytes));
+        if let Some(view) = &slot.view {
+            self.arena.write(view, &bases, bytes);
+        }
         Ok(())
     }
 
     fn run(&mut self, id: ProgramId, section: Section) -> Result<(), DeviceError> {
         let count = self.loaded(id)?.program.section(section).len();
-        if section == Section::Prepare {
-            self.profiles.get(&id).iter().for_each(|profile| profile.begin_step());
+        if section == Section::Prepare
+            && let Some(profile) = self.profiles.get(&id)
+        {
+            profile.begin_step();
         }
         self.programs[id.0].begin(section)?;
         self.turns_to(None);
@@ -308,14 +314,18 @@ impl Device for Cpu {
         let loaded = &mut self.programs[id.0];
         (loaded.bases, loaded.microbatches) = (turn.bases.into(), u64::from(turn.task.microbatch) + 1);
         self.turns_to(Some(turn.task));
-        self.profiles.get(&id).iter().for_each(|profile| profile.begin_turn(turn.task));
+        if let Some(profile) = self.profiles.get(&id) {
+            profile.begin_turn(turn.task);
+        }
         Ok(())
     }
 
     fn run_turn(&mut self, id: ProgramId, turn: usize) -> Result<(), DeviceError> {
         let instructions = self.loaded(id)?.turn(turn)?.instructions.clone();
         self.execute(id, Part::Microbatch, instructions)?;
-        self.profiles.get(&id).iter().for_each(|profile| profile.end_turn());
+        if let Some(profile) = self.profiles.get(&id) {
+            profile.end_turn();
+        }
         self.turns_to(None);
         Ok(())
     }

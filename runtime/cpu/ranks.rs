@@ -102,6 +102,8 @@ fn device(
     if ranks > 1 && own * ranks as usize >= cores {
         cpu.exchange_one_by_one();
     }
-    measured.into_iter().for_each(|profiles| cpu.record(profiles));
+    if let Some(profiles) = measured {
+        cpu.record(profiles);
+    }
     Ok(Box::new(cpu))
 }

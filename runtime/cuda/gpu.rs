@@ -434,7 +434,9 @@ impl Drop for Gpu {
     fn drop(&mut self) {
         // Memory must not be in use when it is freed, and is freed in its context.
         if let Err(error) = self.finish() {
-            self.seat.iter().for_each(|seat| seat.end(&error.0));
+            if let Some(seat) = &self.seat {
+                seat.end(&error.0);
+            }
             self.host_tasks.leave();
         }
         // NCCL waits for the graphs that contain its collectives.

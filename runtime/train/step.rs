@@ -276,7 +276,9 @@ impl TrainingRun<'_> {
             loads,
             outputs,
         };
-        self.log.iter_mut().for_each(|log| log.step(&metrics));
+        if let Some(log) = &mut self.log {
+            log.step(&metrics);
+        }
         let Some(lead) = &mut self.lead else { return Ok(()) };
         lead.metrics.write(&metrics)?;
         lead.progress.step(&metrics);

@@ -204,17 +204,24 @@ impl Compile {
             tell!("staleness: {}", staleness(&pipeline.delays));
         }
         let reports = &compilation.reports;
-        let choice = reports.stages.iter().filter(|report| report.is_choice());
-        choice.for_each(|report| tell!("{}", chosen_schedule(report)));
+        if let Some(report) = reports.stages.as_ref().filter(|report| report.is_choice()) {
+            tell!("{}", chosen_schedule(report));
+        }
         tell!("trained: {}", assumptions::trained_tensors(&reports.parameters, None).says);
-        reports.recomputed.iter().for_each(|report| report::tell_lines(&recomputed(report)));
-        reports.compressed_gradients.iter().for_each(|report| tell!("{}", compressed_gradients(report)));
+        if let Some(report) = &reports.recomputed {
+            report::tell_lines(&recomputed(report));
+        }
+        if let Some(report) = &reports.compressed_gradients {
+            tell!("{}", compressed_gradients(report));
+        }
         if let [_, .., last] = &ready.jobs[..] {
             tell!("gradients are reduced whole up to step {}", last.first_step);
         }
-        reports.compressed_activations.iter().for_each(|report| tell!("{}", compressed_activations(report)));
-        ready.fit.iter().for_each(|fit| tell!("{fit}"));
-        reports.loss.iter().for_each(|loss| tell!("loss: {}", loss.text));
+        let activations = reports.compressed_activations.as_ref().map(compressed_activations);
+        let loss = reports.loss.as_ref().map(|loss| format!("loss: {}", loss.text));
+        for line in [&activations, &ready.fit, &loss].into_iter().flatten() {
+            report::tell_line(line);
+        }
         if ready.training.is_some() {
             tell!("device: {}", device.described);
         }

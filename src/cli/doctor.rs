@@ -85,7 +85,9 @@ impl Doctor {
         let folders = Folders::of_process();
         let probe = probe(&folders);
         let facts = facts(&folders, &probe)?;
-        self.write.iter().try_for_each(|path| description::write(path, &probe))?;
+        if let Some(path) = &self.write {
+            description::write(path, &probe)?;
+        }
         let checked = self.check.then(|| self.checks(&folders, &probe)).transpose();
         let (checks, missing) = checked.map_or_else(|error| (None, Some(error)), |checks| (checks, None));
         let passed = checks.iter().flatten().all(|check| check.passed);

@@ -164,7 +164,9 @@ impl Verify {
                 short.compilation.rewrite(&Manager::default(), job.on.target, |_, _, _| {})?;
             }
         }
-        fit.iter().for_each(|fit| report::tell_lines(fit));
+        if let Some(fit) = &fit {
+            report::tell_lines(fit);
+        }
         report::print(Severity::Warning, &compilation.warnings);
         let given = self.weights(&source, &compilation)?;
         let subject = Subject::new(plan, compilation, self.compile.seed.seed, given)?;

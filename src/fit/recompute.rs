@@ -193,7 +193,7 @@ pub(super) fn one_by_one(prices: &[(Recompute, Decision)]) -> Vec<Recompute> {
         let with = |block: usize| Recompute { first: Some(block as u64 + 1), then: from.price, ..to.clone() };
         all.extend(before.changed_blocks(after).map(with));
         // After the last block, the price holds for all blocks.
-        all.last_mut().into_iter().for_each(|last| *last = to.clone());
+        *all.last_mut().expect("the list begins with the first options") = to.clone();
     }
     all
 }

@@ -142,7 +142,7 @@ impl fmt::Display for Report {
         write!(f, "{}", self.tensors)?;
         self.largest_errors(f)?;
         self.verdict(f)?;
-        self.culprit.iter().try_for_each(|culprit| write!(f, "{culprit}"))
+        self.culprit.as_ref().map_or(Ok(()), |culprit| write!(f, "{culprit}"))
     }
 }
 

@@ -37,6 +37,13 @@ impl Choices {
         items.get_mut(index)
     }
 
+    /// Changes a random item, if there are any.
+    pub fn change<T>(&mut self, items: &mut [T], change: impl FnOnce(&mut T)) {
+        if let Some(item) = self.of_mut(items) {
+            change(item);
+        }
+    }
+
     /// Returns a range of up to 16 indices within a length.
     pub fn range(&mut self, length: usize) -> Range<usize> {
         let start = self.below(length + 1);

@@ -143,7 +143,9 @@ impl Device for Interpreter {
         let Loaded { program, bases, .. } = &self.programs[program.0];
         let slot = program.inputs.get(input).ok_or(DeviceError::Unknown { what: "input", index: input })?;
         DeviceError::check_size(&slot.name, &slot.ty, &program.mesh, bytes)?;
-        slot.view.iter().for_each(|view| self.memory.write(view, bases, bytes));
+        if let Some(view) = &slot.view {
+            self.memory.write(view, bases, bytes);
+        }
         Ok(())
     }
 

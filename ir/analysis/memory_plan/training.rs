@@ -128,7 +128,9 @@ impl Tape {
         for operator in layer {
             self.now += 1;
             self.read(values[values.len() - 1]);
-            operator.scratch.map(|bytes| self.make(bytes));
+            if let Some(bytes) = operator.scratch {
+                self.make(bytes);
+            }
             values.push(self.make(operator.result));
         }
         self.read(operand);
@@ -154,11 +156,11 @@ impl Tape {
             }
             if let Some(bytes) = operator.weight {
                 let of_weight = self.make(bytes);
-                sums.next().inspect(|&&sum| {
+                if let Some(&sum) = sums.next() {
                     self.now += 1;
                     self.read(of_weight);
                     self.read(sum);
-                });
+                }
                 gradients.push(of_weight);
             }
             self.read(gradient);

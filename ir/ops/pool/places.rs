@@ -184,8 +184,9 @@ impl Operator for MaxPoolGradAt {
         let gradients = offsets.chunks_exact(pooled).zip(dy.chunks_exact(pooled));
         for (dx, (offsets, dy)) in dx.chunks_exact_mut(planes.len).zip(gradients) {
             for (position, (&offset, dy)) in offsets.iter().zip(dy).enumerate() {
-                let at = element_at(&self.windows, plane, positions, position, offset as usize);
-                at.into_iter().for_each(|at| dx[at] += dy);
+                if let Some(at) = element_at(&self.windows, plane, positions, position, offset as usize) {
+                    dx[at] += dy;
+                }
             }
         }
         vec![Tensor::float(cx.results[0].dtype, sizes, dx)]

@@ -34,8 +34,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     there.sort_by_key(|buffer| std::cmp::Reverse(buffer.bytes));
     let bytes: u64 = there.iter().map(|b| b.bytes).sum();
     println!("{bytes} bytes in {} buffers besides the states at position {fullest} of {end}", there.len());
-    let at = program.sections.iter().flatten().nth(fullest as usize);
-    at.inspect(|instruction| println!("there: {} {}", instruction.name(), instruction.origin));
+    if let Some(instruction) = program.sections.iter().flatten().nth(fullest as usize) {
+        println!("there: {} {}", instruction.name(), instruction.origin);
+    }
     for Buffer { bytes, lifetime: Lifetime { first, last }, what } in there {
         println!("{bytes:>12}  {first:>5}..={last:<5} {what}");
     }
@@ -79,7 +80,9 @@ fn buffers(program: &Program) -> Vec<Buffer> {
     for (position, instruction) in program.sections.iter().flatten().enumerate() {
         let position = position as u32;
         for view in instruction.operands.iter().filter(|view| planned(view)) {
-            at.get(&view.base).into_iter().for_each(|&buffer| accesses.push((buffer, position)));
+            if let Some(&buffer) = at.get(&view.base) {
+                accesses.push((buffer, position));
+            }
         }
         let shared = |index: usize| instruction.in_place.iter().any(|pair| pair.1 as usize == index);
         let results = instruction.results.iter().enumerate().filter(|(_, view)| planned(view));
@@ -104,7 +107,9 @@ fn buffers(program: &Program) -> Vec<Buffer> {
             Section::Microbatch => prepare + microbatch,
             _ => program.sections.iter().map(Vec::len).sum::<usize>() as u32,
         };
-        at.get(&output.view.base).into_iter().for_each(|&buffer| accesses.push((buffer, end)));
+        if let Some(&buffer) = at.get(&output.view.base) {
+            accesses.push((buffer, end));
+        }
     }
     let mut lifetimes = Lifetimes::new(found.len(), prepare..prepare + microbatch + 1);
     accesses.into_iter().for_each(|(buffer, position)| lifetimes.access(buffer, position));

@@ -83,7 +83,9 @@ fn for_blocks<const N: usize>(
     parts.into_par_iter().enumerate().for_each(|(index, mut part)| {
         let start = index * size;
         for ((old, new), width) in old.iter().zip(&mut part).zip(widths) {
-            old.iter().for_each(|old| new.copy_from_slice(&old[start * width..][..new.len()]));
+            if let Some(old) = old {
+                new.copy_from_slice(&old[start * width..][..new.len()]);
+            }
         }
         if let (false, Ok(part)) = (skips, part.try_into()) {
             block(start, part);

@@ -129,7 +129,9 @@ pub(super) fn max_pool_grad(pool: &MaxPoolGrad, mut call: Call) {
 /// Adds the gradient of each pooled element of a row to the largest covered element, or to the first of several.
 fn route<S: Float>(plane: &Plane, x: &[S], rows: &[usize], dy: &[S], dx: &mut [S::Real]) {
     for (found, dy) in first_largest(plane, x, rows).into_iter().zip(dy) {
-        found.into_iter().for_each(|(at, _)| dx[at] = dx[at] + dy.widen());
+        if let Some((at, _)) = found {
+            dx[at] = dx[at] + dy.widen();
+        }
     }
 }
 
@@ -199,8 +201,9 @@ fn at_offsets<S: Float>(plane: &Plane, places: &Places, offsets: &[u8], dy: &[S]
         scratch.write(dx, |dx| {
             dx.fill(S::Real::ZERO);
             for (position, (&offset, dy)) in offsets.iter().zip(dy).enumerate() {
-                let at = places.element(position, usize::from(offset));
-                at.into_iter().for_each(|at| dx[at] = dx[at] + dy.widen());
+                if let Some(at) = places.element(position, usize::from(offset)) {
+                    dx[at] = dx[at] + dy.widen();
+                }
             }
         });
     });

@@ -15,7 +15,9 @@ pub(super) fn run(rotary: &Rotary, mut call: Call) {
     let order = memory_order(layout);
     let width = layout.sizes.last().copied().unwrap_or(0);
     let mut pairs = layout.sizes.clone();
-    pairs.last_mut().into_iter().for_each(|width| *width /= 2);
+    if let Some(width) = pairs.last_mut() {
+        *width /= 2;
+    }
     let walk = |index: usize| {
         let sizes = if index == 0 { &call.result_view(0).layout.sizes } else { &pairs };
         Walk::new(&rebased(&call.operand_view(index).layout).broadcast(sizes), &order)

@@ -55,7 +55,10 @@ pub fn gpus(
     for (device, rank) in gpus.iter_mut().zip(0..) {
         device.driver.seat = Some(team.seat(rank));
     }
-    gpus.iter_mut().zip([profiles]).for_each(|(device, profiles)| device.record(profiles));
+    // A run tells the times of the first GPU.
+    if let Some(device) = gpus.first_mut() {
+        device.record(profiles);
+    }
     let abort = Box::new(move |rank| team.end(rank, "see the error of that rank"));
     let gpus = gpus.into_iter().map(|device| Box::new(device) as Box<dyn Device + Send>).collect();
     Ok(Ranks::of(gpus, Local::new(ranks), abort))

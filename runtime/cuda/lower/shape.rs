@@ -149,13 +149,12 @@ impl Rows {
         let (outer, size, inner) = (before.iter().product(), after[0], after[1..].iter().product());
         let by_block = inner == 1 && size > 32;
         let has_many = outer * inner >= 1 << 16;
-        let chunk = match size {
-            ..=4096 if by_block => size,
-            _ if by_block => 2048,
-            ..=64 => size,
-            ..=256 if has_many => size,
-            _ => size.isqrt().clamp(64, 256),
+        let (whole, part) = match (by_block, has_many) {
+            (true, _) => (4096, 2048),
+            (false, true) => (256, size.isqrt().clamp(64, 256)),
+            (false, false) => (64, size.isqrt().clamp(64, 256)),
         };
+        let chunk = if size <= whole { size } else { part };
         Self { outer, size, inner, chunk: chunk.max(1), by_block }
     }
 

@@ -113,7 +113,9 @@ impl Turns {
 
     /// Adds a time in which the present turn, if there is one, waited for a message.
     pub(super) fn wait(&mut self, time: Duration) {
-        self.open.iter_mut().for_each(|turn| turn.waited += time);
+        if let Some(turn) = &mut self.open {
+            turn.waited += time;
+        }
     }
 
     pub(super) fn end(&mut self) {

@@ -96,9 +96,10 @@ impl Compile {
         export::check(source, &ready.last().compilation)?;
         self.check_evaluated(loader)?;
         let report = |text: String| report::tell_lines(&text);
-        if output.beginning == Beginning::Again {
-            let note = resuming::check_model(&output.folder, compilation)?;
-            note.iter().for_each(|note| tell!("note: {note}"));
+        if output.beginning == Beginning::Again
+            && let Some(note) = resuming::check_model(&output.folder, compilation)?
+        {
+            tell!("note: {note}");
         }
         let place = match &output.beginning {
             Beginning::Checkpoint { place, .. } => Some(place),
@@ -132,7 +133,9 @@ impl Compile {
             Some(place) => {
                 let ranks = ranks()?;
                 let start = training::go_on(compilation, settings, processes, loader, place, report)?;
-                start.from_checkpoint().iter().for_each(|path| tell!("resumed from {}", path.display()));
+                if let Some(path) = start.from_checkpoint() {
+                    tell!("resumed from {}", path.display());
+                }
                 let mut notes = resuming::changed_flags(&place.folder, &self.settings_of(ready));
                 notes.extend(resuming::check_length(&place.folder, start.step, steps, settings)?);
                 notes.iter().for_each(|note| tell!("note: {note}"));

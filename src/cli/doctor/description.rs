@@ -38,9 +38,11 @@ pub(super) fn write(path: &Path, probe: &Probe) -> Result<(), Failure> {
 /// The first GPU, if kernels run on it.
 fn first_gpu(probe: &Probe) -> Option<&DeviceFacts> {
     let facts = probe.driver.as_ref().ok()?.devices.first()?;
-    let refusal = facts.refusal(0);
-    refusal.iter().for_each(|refusal| tell!("{refusal}"));
-    refusal.is_none().then_some(facts)
+    if let Some(refusal) = facts.refusal(0) {
+        tell!("{refusal}");
+        return None;
+    }
+    Some(facts)
 }
 
 /// The processor, with all threads.

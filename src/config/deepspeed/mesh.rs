@@ -32,7 +32,9 @@ pub(super) fn translate(translation: &mut Translation) -> u64 {
     }
     let mesh = given.or_else(|| from_file.and_then(|(text, _)| text.parse().ok()));
     let mut mesh = mesh.unwrap_or_default();
-    line.ranks().into_iter().for_each(|ranks| mesh.open_to(ranks));
+    if let Some(ranks) = line.ranks() {
+        mesh.open_to(ranks);
+    }
     Parallel { mesh: Some(mesh), ..Parallel::default() }.data_ranks()
 }
 

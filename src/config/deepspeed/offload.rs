@@ -24,8 +24,12 @@ pub(super) fn translate(translation: &mut Translation) {
         match device.and_then(|leaf| Some((leaf, leaf.text()?))) {
             None | Some((_, "none")) => {
                 translation.notes.forget_section(section);
-                let older = document.leaf(older).filter(|leaf| device.is_none() && document.is_on(leaf.path));
-                older.into_iter().for_each(|leaf| translation.set("offload", class, leaf));
+                if device.is_none()
+                    && let Some(leaf) = document.leaf(older)
+                    && document.is_on(leaf.path)
+                {
+                    translation.set("offload", class, leaf);
+                }
             }
             Some((leaf, "cpu")) => translation.set("offload", class, leaf),
             Some((leaf, "nvme")) => {

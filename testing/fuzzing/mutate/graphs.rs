@@ -56,7 +56,7 @@ pub(super) fn names(graph: &GraphProto) -> Vec<String> {
 fn change_outputs(graph: &mut GraphProto, choices: &mut Choices) {
     let name = choices.of(&names(graph)).cloned();
     match choices.below(3) {
-        0 => choices.of_mut(&mut graph.output).into_iter().for_each(|output| output.name = name.clone()),
+        0 => choices.change(&mut graph.output, |output| output.name = name.clone()),
         1 => graph.output.push(ValueInfoProto { name, ..ValueInfoProto::default() }),
         _ if graph.output.len() > 1 => drop(graph.output.remove(choices.below(graph.output.len()))),
         _ => {}

@@ -127,12 +127,8 @@ fn change_input(node: &mut NodeProto, names: &[String], choices: &mut Choices) {
     match choices.below(6) {
         0 => node.input.push(name),
         1 => drop(node.input.pop()),
-        2 => choices.of_mut(&mut node.input).into_iter().for_each(String::clear),
-        _ => {
-            if let Some(input) = choices.of_mut(&mut node.input) {
-                *input = name;
-            }
-        }
+        2 => choices.change(&mut node.input, String::clear),
+        _ => choices.change(&mut node.input, |input| *input = name),
     }
 }
 
@@ -151,7 +147,7 @@ fn change_count(node: &mut NodeProto, choices: &mut Choices) {
     match choices.below(3) {
         0 => node.output.push(format!("more{}", choices.below(1000))),
         1 => drop(node.output.pop()),
-        _ => choices.of_mut(&mut node.output).into_iter().for_each(String::clear),
+        _ => choices.change(&mut node.output, String::clear),
     }
 }
 
@@ -175,10 +171,18 @@ fn change_attribute(node: &mut NodeProto, choices: &mut Choices) {
 
 /// Changes a value of an attribute, and keeps its type.
 fn change_value(attribute: &mut AttributeProto, choices: &mut Choices) {
-    attribute.i.iter_mut().for_each(|value| *value = integer(choices));
-    attribute.f.iter_mut().for_each(|value| *value = float(choices));
-    attribute.s.iter_mut().for_each(|value| *value = text(choices));
-    attribute.t.iter_mut().for_each(|tensor| tensors::change(tensor, choices));
+    if let Some(value) = &mut attribute.i {
+        *value = integer(choices);
+    }
+    if let Some(value) = &mut attribute.f {
+        *value = float(choices);
+    }
+    if let Some(value) = &mut attribute.s {
+        *value = text(choices);
+    }
+    if let Some(tensor) = &mut attribute.t {
+        tensors::change(tensor, choices);
+    }
     change_list(&mut attribute.ints, integer, choices);
     change_list(&mut attribute.floats, float, choices);
     change_list(&mut attribute.strings, text, choices);
@@ -194,9 +198,7 @@ fn change_list<T>(list: &mut Vec<T>, new: fn(&mut Choices) -> T, choices: &mut C
         1 => drop(list.pop()),
         _ => {
             let value = new(choices);
-            if let Some(item) = choices.of_mut(list) {
-                *item = value;
-            }
+            choices.change(list, |item| *item = value);
         }
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn change(tensor: &mut TensorProto, choices: &mut Choices) {
             fill(tensor, choices);
         }
         4 => fill(tensor, choices),
-        5 => choices.of_mut(&mut tensor.int64_data).into_iter().for_each(|value| *value = 0),
+        5 => choices.change(&mut tensor.int64_data, |value| *value = 0),
         _ => change_element(tensor, choices),
     }
 }
@@ -53,6 +53,7 @@ pub(super) fn nudge(tensor: &mut TensorProto, choices: &mut Choices) {
         return;
     }
     let mut neighbour = |x: f32| {
+        // It is drawn for every number, so that a number does not change the draws of those after it.
         let is_up = choices.once_in(2);
         if x == 0.0 || !x.is_finite() {
             x
@@ -80,7 +81,7 @@ fn change_dims(tensor: &mut TensorProto, choices: &mut Choices) {
         }
         _ => {
             let size = integer(choices);
-            choices.of_mut(&mut tensor.dims).into_iter().for_each(|dim| *dim = size);
+            choices.change(&mut tensor.dims, |dim| *dim = size);
         }
     }
 }
@@ -116,9 +117,9 @@ pub(super) fn fill(tensor: &mut TensorProto, choices: &mut Choices) {
 /// Changes one element, or a few bytes of it.
 fn change_element(tensor: &mut TensorProto, choices: &mut Choices) {
     let (number, real) = (integer(choices), float(choices));
-    choices.of_mut(&mut tensor.float_data).into_iter().for_each(|value| *value = real);
-    choices.of_mut(&mut tensor.int64_data).into_iter().for_each(|value| *value = number);
-    choices.of_mut(&mut tensor.int32_data).into_iter().for_each(|value| *value = number as i32);
+    choices.change(&mut tensor.float_data, |value| *value = real);
+    choices.change(&mut tensor.int64_data, |value| *value = number);
+    choices.change(&mut tensor.int32_data, |value| *value = number as i32);
     if let Some(raw) = tensor.raw_data.as_mut().filter(|raw| !raw.is_empty()) {
         let mut bytes = raw.to_vec();
         let (element, width): (Vec<u8>, usize) = match tensor.data_type {

@@ -59,7 +59,7 @@ pub(super) fn change(values: &mut [ValueInfoProto], choices: &mut Choices) {
         0 => dims.insert(choices.below(dims.len() + 1), dim),
         1 => drop(dims.pop()),
         2 => tensor.shape = None,
-        _ => choices.of_mut(dims).into_iter().for_each(|old| *old = dim.clone()),
+        _ => choices.change(dims, |old| *old = dim.clone()),
     }
 }
 

@@ -77,7 +77,9 @@ fn tasks<'a>(
 impl<'a> Task<'a> {
     fn copy_old(&mut self) {
         for (old, new) in self.old.iter().zip(&mut self.results) {
-            old.iter().for_each(|old| new.copy_from_slice(old));
+            if let Some(old) = old {
+                new.copy_from_slice(old);
+            }
         }
     }
 

@@ -83,7 +83,9 @@ fn finish(activation: Activation, x: f64, aux: Option<&mut f64>) -> f64 {
     match (activation, aux) {
         (Activation::None, _) => x,
         (Activation::GeluTanh, aux) => {
-            aux.into_iter().for_each(|aux| *aux = x);
+            if let Some(aux) = aux {
+                *aux = x;
+            }
             Unary::GeluTanh.scalar(x)
         }
         (Activation::GeluTanhGrad, aux) => Binary::GeluTanhGrad.scalar(*aux.expect("it is read"), x),

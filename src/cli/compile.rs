@@ -2,6 +2,7 @@
 
 mod kernels;
 mod run;
+mod told;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +15,6 @@ use data::{DataSource, Loader, Tokenizer};
 use files::FolderLock;
 use ir::Diagnostic;
 use ir::units::bytes;
-use program::Target;
 use train::Surroundings;
 
 use super::report::{self, Outcome, tell};
@@ -25,13 +25,10 @@ use crate::config::{Length, Settings};
 use crate::diagnostics::{Severity, render};
 use crate::failure::Failure;
 use crate::hardware::{self, Chosen};
-use crate::inspection::staleness;
-use crate::inspection::{chosen_schedule, compressed_activations, compressed_gradients, recomputed};
 use crate::log;
 use crate::output::{FLIGHT, Folder};
 use crate::processes::{JoinError, Processes};
 use crate::training::{self, RunJob};
-use crate::verification::assumptions;
 use crate::{export, plan};
 use kernels::KernelTarget;
 
@@ -198,33 +195,8 @@ impl Compile {
         let doubt = compilation.doubt(ready.plan.microbatches);
         report::print(Severity::Warning, &Vec::from_iter(doubt.cloned()));
         report::print(Severity::Warning, &Vec::from_iter(self.other_nodes(processes)?));
-        self.tell(processes, &ready.plan, device.target);
-        let pipeline = compilation.training.pipeline.as_ref();
-        if let Some(pipeline) = pipeline.filter(|pipeline| pipeline.is_asynchronous()) {
-            tell!("staleness: {}", staleness(&pipeline.delays));
-        }
-        let reports = &compilation.reports;
-        if let Some(report) = reports.stages.as_ref().filter(|report| report.is_choice()) {
-            tell!("{}", chosen_schedule(report));
-        }
-        tell!("trained: {}", assumptions::trained_tensors(&reports.parameters, None).says);
-        if let Some(report) = &reports.recomputed {
-            report::tell_lines(&recomputed(report));
-        }
-        if let Some(report) = &reports.compressed_gradients {
-            tell!("{}", compressed_gradients(report));
-        }
-        if let [_, .., last] = &ready.jobs[..] {
-            tell!("gradients are reduced whole up to step {}", last.first_step);
-        }
-        let activations = reports.compressed_activations.as_ref().map(compressed_activations);
-        let loss = reports.loss.as_ref().map(|loss| format!("loss: {}", loss.text));
-        for line in [&activations, &ready.fit, &loss].into_iter().flatten() {
-            report::tell_line(line);
-        }
-        if ready.training.is_some() {
-            tell!("device: {}", device.described);
-        }
+        self.tell_plan(processes, &ready.plan, device);
+        told::tell_choices(ready, device);
         match &ready.training {
             None => {
                 processes.first(|| {
@@ -434,48 +406,6 @@ impl Compile {
         let budgets = self.settings.compile.memory.memory.as_ref();
         let plan = plan::MemoryPlan::of(&ready.last().programs, ready.plan.microbatches, budgets)?;
         plan.write(path)
-    }
-
-    fn tell(&self, processes: &Processes, plan: &plan::RunPlan, target: Target) {
-        let memory = &plan.memory;
-        tell!(
-            "{}: {} parameters in {} tensors, {} x {} samples per step",
-            self.model.display(),
-            plan.parameter_elements,
-            plan.parameters,
-            plan.microbatches,
-            plan.microbatch
-        );
-        let parallel = &self.settings.compile.parallel;
-        let each = parallel.described().map_or("", |_| "on each rank, ");
-        if let Some(mesh) = parallel.described() {
-            let on = match processes.launched() {
-                _ if !target.is_host() => "a GPU each",
-                None => "as threads",
-                Some(_) => "as processes",
-            };
-            tell!(
-                "mesh: {mesh} {on}, {} x {} samples each",
-                plan.microbatches,
-                plan.microbatch / parallel.data_ranks()
-            );
-        }
-        tell!(
-            "memory: {each}{} planned ({} states, {} additional arena, {} constants; at least {} live at a \
-             time)",
-            bytes(memory.peak),
-            bytes(memory.states),
-            bytes(memory.training_arena.max(memory.evaluation_arena) - memory.states),
-            bytes(memory.constants),
-            bytes(memory.lower_bound)
-        );
-        if memory.host + memory.disk > 0 {
-            tell!(
-                "beside the device: {each}{} on the host, {} on the disk",
-                bytes(memory.host),
-                bytes(memory.disk)
-            );
-        }
     }
 }
 

@@ -5,7 +5,7 @@
 #
 # FOLDER/gpu.tar.xz has the stripped binary, the stripped test binary of runtime/cuda/tests/devices, and compiled kernels for an H100
 # or H200. It is for a machine that gets this tree as well: the files that git tracks, and those that it does not ignore. Both
-# together may have LIMIT_MIB [default: 56], and this script fails above that.
+# together may have LIMIT_MIB [default: 60], and this script fails above that.
 # FOLDER/gpu-files.tar.gz has the scripts, models and data of first.sh and run.sh, for a machine without the tree.
 #
 # TRAINYARD names the binary [default: target/release/trainyard], DEVICES the test binary [default: the one that cargo builds with
@@ -15,7 +15,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder=${1:-target}
 trainyard=${TRAINYARD:-target/release/trainyard}
-limit_mib=${LIMIT_MIB:-56}
+limit_mib=${LIMIT_MIB:-60}
 
 if ! command -v xz > /dev/null; then
     echo "xz is not there, which packs the archive: install xz-utils" >&2

@@ -1,6 +1,7 @@
 //! A training program on the device of a rank, accessed by names: the operations of a step on the device.
 
 mod evaluation;
+mod spans;
 
 use super::classes::LossParts;
 use super::error::{Cause, TrainError};
@@ -13,8 +14,9 @@ use data::Batch;
 use ir::Tensor;
 use ir::timetable::Task;
 use program::device::{DeviceError, Later, NonFinite, ProgramId};
-use program::{InputSlot, Instruction, Program, Section, Turn, View};
+use program::{InputSlot, Instruction, Program, Section, Turn};
 use ranks::{Parts, Rank};
+use spans::Spans;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -423,26 +425,19 @@ fn check_evaluation(
 /// Returns the number of instructions of `update` up to the gradient's norm. `None` if they already change a state that the microbatches
 /// read.
 fn until_norm(program: &Program, grad_norm: usize) -> Option<usize> {
-    let overlap = |a: &View, b: &View| {
-        let (x, y) = (a.bytes(), b.bytes());
-        a.region == b.region && x.start < y.end && y.start < x.end
-    };
-    let norm = &program.outputs[grad_norm].view;
+    let norm = Spans::of([&program.outputs[grad_norm].view]);
     let update = program.section(Section::Update);
-    let makes = |instruction: &Instruction| instruction.results.iter().any(|result| overlap(result, norm));
+    let makes = |instruction: &Instruction| instruction.results.iter().any(|result| norm.overlap(result));
     let until = update.iter().rposition(makes)? + 1;
     let microbatch = program.microbatch().map(|(_, _, instruction)| instruction);
-    let before: Vec<&Instruction> = program.section(Section::Prepare).iter().chain(microbatch).collect();
-    let is_read = |state: &View| {
-        before.iter().flat_map(|instruction| &instruction.operands).any(|operand| overlap(operand, state))
-    };
-    let read: Vec<&View> =
-        program.states.iter().map(|state| &state.view).filter(|state| is_read(state)).collect();
+    let before = program.section(Section::Prepare).iter().chain(microbatch);
+    let read = Spans::of(before.flat_map(|instruction| &instruction.operands));
+    let states = program.states.iter().map(|state| &state.view);
+    let states = Spans::of(states.filter(|state| read.overlap(state)));
     // Instructions of a microbatch that are in `update` do not count: they run in every other microbatch too, so a search that repeats a
     // microbatch may find their states changed anyway.
     let own = update[..until].iter().filter(|instruction| !instruction.of_microbatch);
-    let mut written = own.flat_map(|instruction| &instruction.results);
-    let changes = written.any(|result| read.iter().any(|state| overlap(result, state)));
+    let changes = own.flat_map(|instruction| &instruction.results).any(|result| states.overlap(result));
     (!changes).then_some(until)
 }
 

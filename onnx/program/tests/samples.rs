@@ -10,7 +10,7 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of a training step, which a model cannot have.
-const OF_A_STEP: [&str; 36] = [
+const OF_A_STEP: [&str; 37] = [
     "accumulate",
     "adagrad",
     "adam",
@@ -39,6 +39,7 @@ const OF_A_STEP: [&str; 36] = [
     "max_pool_offsets",
     "orthogonalize",
     "pack_bits",
+    "recurrent_grad",
     "reduce_scatter",
     "relu_grad",
     "rms_norm_grad",

@@ -5,7 +5,6 @@ mod blocks;
 mod elementwise;
 mod products;
 mod program;
-mod recurrent;
 mod reductions;
 mod shapes;
 mod table;

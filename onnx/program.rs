@@ -32,7 +32,6 @@ mod own;
 mod pool;
 mod random;
 mod reach;
-mod recurrent;
 mod reduction;
 mod sharding;
 mod source;

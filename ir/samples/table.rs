@@ -29,7 +29,6 @@ pub fn samples() -> Vec<Sample> {
         training::optimizers(),
         products::attention(),
         products::rotary(),
-        recurrent::recurrent(),
         shapes::collectives(),
     ];
     families.into_iter().flatten().collect()

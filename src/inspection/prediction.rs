@@ -293,10 +293,7 @@ pub(super) fn filled(module: &Module) -> Module {
 fn products(module: &Module) -> u64 {
     let forward = module.nodes().filter(|(_, node)| node.phase == Phase::Forward);
     let products = forward.filter(|(_, node)| {
-        matches!(
-            node.op,
-            Op::Contract(_) | Op::Attention(_) | Op::Conv(_) | Op::Experts(_) | Op::Recurrent(_)
-        )
+        matches!(node.op, Op::Contract(_) | Op::Attention(_) | Op::Conv(_) | Op::Experts(_))
     });
     products.map(|(_, node)| node.op.cost(&module.signature(node)).flops).fold(0, u64::saturating_add)
 }

@@ -10,7 +10,7 @@ use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of a training step, which a model cannot have.
-const OF_A_STEP: [&str; 37] = [
+const OF_A_STEP: [&str; 36] = [
     "accumulate",
     "adagrad",
     "adam",
@@ -39,7 +39,6 @@ const OF_A_STEP: [&str; 37] = [
     "max_pool_offsets",
     "orthogonalize",
     "pack_bits",
-    "recurrent_grad",
     "reduce_scatter",
     "relu_grad",
     "rms_norm_grad",

@@ -34,3 +34,34 @@ impl Spans {
         spans.get(next).is_some_and(|span| span.start < bytes.end)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::DType;
+    use program::layout::Layout;
+
+    /// Returns a view of so many bytes.
+    fn view(region: Region, base: u64, bytes: usize) -> View {
+        View::whole(region, base, DType::U8, Layout::dense(&[bytes]))
+    }
+
+    #[test]
+    fn views_overlap_where_they_share_a_byte_of_a_region() {
+        let views =
+            [(40, 10), (0, 10), (5, 20), (6, 2)].map(|(base, bytes)| view(Region::Arena, base, bytes));
+        let spans = Spans::of(&views);
+        for (base, bytes, shares) in [
+            (0, 1, true),
+            (24, 1, true),
+            (25, 15, false),
+            (25, 16, true),
+            (20, 30, true),
+            (49, 9, true),
+            (50, 9, false),
+        ] {
+            assert_eq!(spans.overlap(&view(Region::Arena, base, bytes)), shares, "{bytes} bytes from {base}");
+        }
+        assert!(!spans.overlap(&view(Region::Host, 0, 50)));
+    }
+}

@@ -5,8 +5,8 @@ use program::Kernel;
 use program::lower::{LowerOptions, lower};
 
 /// Returns a program with a counter that is read after its next value is made, like dropout's, and a gradient that is reduced while
-/// backward goes on.
-fn program() -> Program {
+/// backward goes on. The last nodes compute the norm and the new weight, in either order.
+fn program(last: [&str; 2]) -> Program {
     let text = r#"trainyard-ir 1
         module @m placed mesh [dp=2] {
           state @w : f32[4] parameter = zeros
@@ -25,19 +25,20 @@ fn program() -> Program {
             %13 = accumulate %10 : f32[4] partial(sum dp) !{update}
             %14 = all_reduce %13 : f32[4] !{update}
             %15 = add %12, %14 : f32[4] !{update}
-            %16 = contract %15, %15 {lhs = a, rhs = a, out = _} : f32[] !{update}
-            %17 = add %0, %15 : f32[4] !{update}
+            LAST
           }
           output "grad_norm" = %16
           update @w = %17
           update @seen = %4
         }"#;
-    lower(&ir::text::parse(text).unwrap(), &LowerOptions::of(cpu::TARGET)).unwrap()
+    let text = text.replace("LAST", &last.map(|node| format!("{node} !{{update}}")).join("\n"));
+    lower(&ir::text::parse(&text).unwrap(), &LowerOptions::of(cpu::TARGET)).unwrap()
 }
 
 #[test]
 fn a_state_that_every_microbatch_writes_may_be_written_before_the_norm() {
-    let program = program();
+    let norm = "%16 = contract %15, %15 {lhs = a, rhs = a, out = _} : f32[]";
+    let program = program([norm, "%17 = add %0, %15 : f32[4]"]);
     let update = program.section(Section::Update);
     let writes_counter = |instruction: &Instruction| {
         let counter = program.states[1].view.bytes();
@@ -47,4 +48,10 @@ fn a_state_that_every_microbatch_writes_may_be_written_before_the_norm() {
     assert!(update[written].of_microbatch && matches!(update[written].kernel, Kernel::Copy));
     let until = until_norm(&program, 0).expect("no weight changes before the norm");
     assert!(written < until && until < update.len());
+}
+
+#[test]
+fn a_weight_that_changes_before_the_norm_leaves_no_part_of_the_update_to_run_first() {
+    let norm = "%16 = contract %17, %17 {lhs = a, rhs = a, out = _} : f32[]";
+    assert_eq!(until_norm(&program(["%17 = add %0, %15 : f32[4]", norm]), 0), None);
 }

@@ -327,7 +327,7 @@ MODELS = {
     "llama": Bench(llama, classes),
     "t5": Bench(t5, classes),
     "vit": Bench(vit, classes),
-    "swin": of_vision("swin_t", 4, 112, stochastic_depth_prob=0.0),
+    "swin": of_vision("swin_t", 4, 112),
     "mlp-mixer": Bench(mixer, classes),
     "mamba": Bench(mamba, classes),
     "lstm-32": of_layers(nn.LSTM, 512, 16, 32),

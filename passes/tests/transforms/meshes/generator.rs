@@ -113,11 +113,11 @@ fn to_loss(module: &mut Module, values: &BTreeSet<ValueId>, mut choices: Choices
     Ok(())
 }
 
-/// Whether the loss depends on a parameter.
+/// Whether the loss has a gradient of a parameter. Operators with jumps pass none.
 fn trains(module: &Module) -> bool {
     let mut needed = BTreeSet::from([module.output("loss.sum").expect("the core has one").value]);
     for (_, node) in module.nodes().rev() {
-        if node.results.iter().any(|result| needed.contains(result)) {
+        if node.results.iter().any(|result| needed.contains(result)) && !jumps(&node.op) {
             needed.extend(&node.operands);
         }
     }

@@ -40,6 +40,16 @@ pub(super) fn convolutions() -> Vec<Sample> {
         convolve([&[2, 4, 5, 5], &[4, 2, 3, 3], &[2, 2], &[1, 1], &[1, 1, 1, 1]]),
         convolve([&[2, 4, 4, 5], &[8, 1, 3, 3], &[1, 2], &[1, 1], &[0, 1, 2, 1]]),
         convolve([&[2, 2, 3, 4, 5], &[2, 2, 2, 3, 2], &[1, 2, 1], &[2, 1, 1], &[1, 1, 0, 0, 2, 1]]),
+        // One channel in each group: windows larger than the image, also an image of one element; strides and dilations; one and three
+        // spatial dims; lines longer than a block of vectors.
+        convolve([&[2, 2, 6, 5], &[2, 1, 7, 7], &[1, 1], &[1, 1], &[3, 3, 3, 3]]),
+        convolve([&[2, 4, 1, 1], &[4, 1, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]]),
+        convolve([&[2, 2, 8, 9], &[4, 1, 3, 3], &[3, 2], &[1, 2], &[0, 3, 2, 1]]),
+        convolve([&[2, 2, 7, 6], &[2, 1, 2, 4], &[1, 1], &[2, 1], &[1, 0, 1, 3]]),
+        convolve([&[2, 2, 9, 1], &[2, 1, 5, 1], &[2, 1], &[1, 1], &[2, 0, 2, 0]]),
+        convolve([&[2, 2, 70], &[2, 1, 4], &[1], &[1], &[3, 0]]),
+        convolve([&[2, 2, 11], &[4, 1, 5], &[3], &[2], &[4, 1]]),
+        convolve([&[2, 2, 3, 4, 5], &[4, 1, 2, 3, 2], &[2, 1, 1], &[1, 1, 2], &[0, 1, 1, 1, 1, 0]]),
         // Large enough that the gemm crate is used.
         convolve([&[2, 2, 13, 13], &[12, 2, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]]),
     ]

@@ -1,8 +1,11 @@
 //! The scratch of a convolution on the CPU: lowering plans it, and the kernel divides it. All sizes count numbers of the type in which the
 //! kernel computes.
 
+pub mod depthwise;
+
 use crate::Multiprocessors;
 use crate::kernel_contract::Unplaced;
+use depthwise::Depthwise;
 use ir::ops::conv::{Geometry, Side};
 use ir::{DType, Op};
 use std::ops::Range;
@@ -31,6 +34,8 @@ pub struct Convolution {
     pub geometry: Geometry,
     /// The tensor that is computed.
     pub made: ConvolutionResult,
+    /// The planes of a depthwise convolution. Other convolutions, which have none, multiply the weight with windows.
+    pub depthwise: Option<Depthwise>,
     /// The number of elements of a window of one channel in the weight, and the first of them that is computed.
     taps: usize,
     tap: usize,
@@ -61,10 +66,11 @@ impl Convolution {
         let half = matches!(dtype, DType::F16 | DType::BF16);
         let mut geometry = Geometry::new(windows, x, weight);
         let taps = geometry.taps();
+        let depthwise = Depthwise::of(&geometry, made);
         // The gradient of the weight has zeros at the other taps in any case. It is faster to compute them than to write around them.
-        let tap = if made == ConvolutionResult::Weight { None } else { only_tap(&mut geometry) };
-        let tap = tap.unwrap_or(0);
-        Some(Self { geometry, made, taps, tap, half })
+        let all = depthwise.is_some() || made == ConvolutionResult::Weight;
+        let tap = if all { 0 } else { only_tap(&mut geometry).unwrap_or(0) };
+        Some(Self { geometry, made, depthwise, taps, tap, half })
     }
 
     /// Returns the place of the matrix `[outputs, terms]` that is computed, in the weight of a group: the offset of its first element, the
@@ -132,13 +138,16 @@ impl Convolution {
 
     /// Returns the number of elements that all tasks share: the weight, converted to f32 if it is f16 or bf16.
     pub fn shared(&self) -> usize {
-        let widened = self.half && self.made != ConvolutionResult::Weight;
+        let widened = self.half && self.made != ConvolutionResult::Weight && self.depthwise.is_none();
         if widened { self.geometry.groups * self.weight() } else { 0 }
     }
 
     /// Returns the numbers of elements of one task's scratch: a tile of windows; the part of `d y` that it reads, converted to f32 or laid
-    /// side by side; its result, before it is rounded or divided among images.
+    /// side by side; its result, before it is rounded or divided among images. A depthwise convolution divides its scratch another way.
     pub fn share(&self) -> [usize; 3] {
+        if let Some(depthwise) = &self.depthwise {
+            return depthwise.share();
+        }
         let (images, makes_output) = (self.images(), self.made == ConvolutionResult::Output);
         let reads = !makes_output && (self.half || images > 1);
         let makes = self.half || (makes_output && images > 1);

@@ -1,6 +1,7 @@
 //! The sizes of a convolution as numbers, which are the bounds of its loops.
 
 use super::Windows;
+use std::ops::Range;
 
 /// The sizes of a convolution.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,5 +87,12 @@ impl Side {
     pub fn at(&self, tap: usize, position: usize) -> Option<usize> {
         let padded = position * self.stride + tap * self.dilation;
         padded.checked_sub(self.before).filter(|&at| at < self.image)
+    }
+
+    /// Returns the positions whose windows have element `tap` in the image.
+    pub fn inside(&self, tap: usize) -> Range<usize> {
+        let tap = tap * self.dilation;
+        let before = |zeros: usize| zeros.saturating_sub(tap).div_ceil(self.stride).min(self.positions);
+        before(self.before)..before(self.before + self.image)
     }
 }

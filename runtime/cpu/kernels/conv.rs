@@ -1,8 +1,10 @@
 //! Convolutions, as multiplications of the weight with an image's windows laid side by side ("im2col"), one tile of windows at a time.
+//! Depthwise convolutions are computed another way.
 //!
 //! Tiles depend on the sizes alone, so the result does not depend on the number of threads. f16 and bf16 are converted to f32 in scratch;
 //! their results are summed there in f32 and rounded once.
 
+mod depthwise;
 mod windows;
 
 use crate::call::Call;
@@ -26,6 +28,9 @@ pub(super) fn run(op: &Op, mut call: Call) {
         let operands = [call.dense::<S>(0), call.dense::<S>(1)];
         let scratch = call.take_scratch::<<S as Float>::Real>();
         let result = call.take_result::<S>();
+        if let Some(planes) = &convolution.depthwise {
+            return depthwise::run(&convolution, planes, operands, result, scratch);
+        }
         match convolution.made {
             ConvolutionResult::Output => convolve(&convolution, operands, result, scratch),
             ConvolutionResult::Input => input_gradient(&convolution, operands, result, scratch),

@@ -163,7 +163,7 @@ fn lines(geometry: &Geometry, tap: usize, tile: &Range<usize>) -> Vec<Line> {
     let mut lines = Vec::new();
     let Some((last, outer)) = geometry.sides.split_last() else { return lines };
     let (outer_tap, tap) = (tap / last.kernel, tap % last.kernel);
-    let all_inside = inside(last, tap);
+    let all_inside = last.inside(tap);
     let mut position = tile.start;
     while position < tile.end {
         let (line, first) = (position / last.positions, position % last.positions);
@@ -179,13 +179,6 @@ fn lines(geometry: &Geometry, tap: usize, tile: &Range<usize>) -> Vec<Line> {
         position += end - first;
     }
     lines
-}
-
-/// Returns the windows along a side whose tap lies in the image.
-fn inside(side: &Side, tap: usize) -> Range<usize> {
-    let tap = tap * side.dilation;
-    let before = |zeros: usize| zeros.saturating_sub(tap).div_ceil(side.stride).min(side.positions);
-    before(side.before)..before(side.before + side.image)
 }
 
 /// Returns the line of the image that a tap of a line of windows reads. `None` if it lies outside.

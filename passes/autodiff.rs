@@ -11,6 +11,7 @@
 //! Invariants: after it the module is at [`Level::Training`]; each trained parameter that the loss depends on has an output `grad.NAME` of its
 //! own type in the update phase; outputs of forward stay; backward opens with its start constant, which [`crate::precision`] scales.
 
+mod parts;
 mod reported;
 mod weight;
 
@@ -376,6 +377,7 @@ impl Backward {
     /// Adds up a value's addends, and broadcasts the sum to the value's dims.
     fn total(&mut self, b: &mut Builder, value: ValueId) -> Result<Option<ValueId>, TypeError> {
         let Some(addends) = self.gradients.remove(&value) else { return Ok(None) };
+        let addends = parts::join(b, addends)?;
         let mut sum = addends[0];
         for &addend in &addends[1..] {
             sum = b.build(sum + addend)?;

@@ -3,8 +3,7 @@
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Binary, Unary};
 use ir::ops::reduce::ReduceKind;
-use ir::ops::shape::{Concat, Pad};
-use ir::ops::{Float, Interp, Labels};
+use ir::ops::{Interp, Labels};
 use ir::types::broadcast;
 use ir::{
     At, Builder, Changed, Diagnostic, Level, Module, Node, NodeId, Op, OperandRole, Operator, Tensor,
@@ -112,10 +111,7 @@ fn rewrite(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<Value
             .filter(|&value| same_dims(b, value))
         {
             Some(value) => Some(value),
-            None => match side_by_side(b, node, result)? {
-                Some(value) => Some(value),
-                None => without_broadcasts(b, node, result)?,
-            },
+            None => without_broadcasts(b, node, result)?,
         },
         Op::Bitwise(_) | Op::Compare(_) | Op::Logical(_) | Op::Select(_) => {
             without_broadcasts(b, node, result)?
@@ -160,35 +156,6 @@ fn first_ones(
     }
     let first = b.slice(node[OperandRole::Data], dim, 0, length.clone())?;
     b.reshape(first, b.ty(result).dims.clone()).map(Some)
-}
-
-/// Replaces a sum of two tensors, each of which is padded with zeros so that their stretches of one dim are adjacent, by the concatenation
-/// of the stretches. The gradient of a tensor that was split is such a sum.
-fn side_by_side(b: &mut Builder, node: &Node, result: ValueId) -> Result<Option<ValueId>, TypeError> {
-    let ty = b.ty(result).clone();
-    if node.op != Op::Binary(Binary::Add) || !ty.sharding.is_whole() {
-        return Ok(None);
-    }
-    let stretch = |b: &Builder, value: ValueId| match producer_in_phase(b, node, value)? {
-        Node { op: Op::Pad(pad), operands, .. } if pad.value.get() == 0.0 && b.ty(value).same_shape(&ty) => {
-            let size = b.ty(operands[0]).dims[pad.dim as usize].size()?;
-            Some((pad.dim, pad.before..pad.before + size, operands[0]))
-        }
-        _ => None,
-    };
-    let (Some(one), Some(other)) = (stretch(b, node.operands[0]), stretch(b, node.operands[1])) else {
-        return Ok(None);
-    };
-    let (first, second) = if one.1.start <= other.1.start { (one, other) } else { (other, one) };
-    let ((dim, first, head), (other_dim, second, tail)) = (first, second);
-    if dim != other_dim || first.end != second.start {
-        return Ok(None);
-    }
-    let both = b.one(Concat { dim }, &[head, tail])?;
-    if b.ty(both).same_shape(&ty) {
-        return Ok(Some(both));
-    }
-    b.one_typed(Pad { dim, before: first.start, value: Float::new(0.0) }, &[both], ty).map(Some)
 }
 
 /// Returns the contraction of the operands before their transposes, with permuted labels.

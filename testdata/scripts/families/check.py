@@ -145,6 +145,8 @@ class Check:
         if done is None:
             self.failures.append(f"compile: {brief(self.messages)}")
             return False
+        # A search that reaches its limit leaves the program as it was.
+        self.failures += [line for line in self.messages.splitlines() if " stopped after " in line]
         self.first, self.initial = done[0][0], done[1]
         self.matched = {key: key for key in self.initial if key in self.module.state}
         for key, value in self.initial.items():

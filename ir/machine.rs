@@ -128,7 +128,11 @@ impl Unit {
         match op {
             Op::Attention(_) | Op::AttentionGrad(_) => Self::Attention(dtype),
             Op::Conv(_) | Op::ConvGradInput(_) | Op::ConvGradWeight(_) => Self::Convolution(dtype),
-            Op::Contract(_) | Op::Experts(_) | Op::ExpertsGrad(_) => Self::Matrices(dtype),
+            Op::Contract(_)
+            | Op::Experts(_)
+            | Op::ExpertsGrad(_)
+            | Op::Recurrent(_)
+            | Op::RecurrentGrad(_) => Self::Matrices(dtype),
             _ => Self::Elements(dtype),
         }
     }

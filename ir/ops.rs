@@ -33,6 +33,7 @@ pub mod pool;
 pub mod precision;
 pub mod random;
 pub mod ranking;
+pub mod recurrent;
 pub mod reduce;
 pub mod rotary;
 pub mod scatter;

@@ -5,6 +5,7 @@ mod blocks;
 mod elementwise;
 mod products;
 mod program;
+mod recurrent;
 mod reductions;
 mod shapes;
 mod table;

@@ -141,7 +141,7 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     if context.problems.is_empty() {
         unexplained(graph, &context.entries).into_iter().for_each(|problem| context.problems.push(problem));
     }
-    let Context { b, dropouts, problems, .. } = context;
+    let Context { b, dropouts, unrolled, problems, .. } = context;
     b.finish();
     let quantized = quantized_model::refusal(graph);
     if !problems.is_empty() {
@@ -150,8 +150,9 @@ pub fn import(model: &Model, options: &ImportOptions) -> Result<Imported, Vec<Di
     for (name, value) in outputs {
         module.add_output(name, value);
     }
-    let warnings = [dropouts.warning(), batch_norm::warning(&module), batch_norm::folded_warning(graph)];
-    let warnings = warnings.into_iter().flatten();
+    let norms = [batch_norm::warning(&module), batch_norm::folded_warning(graph)];
+    let warnings = [dropouts.warning(), unrolled.warning()].into_iter().chain(norms);
+    let warnings = warnings.flatten();
     let state_dict = StateDict::of(model);
     let aliases = with_author_names(names::aliases(graph, &model.record), &state_dict);
     let recorded = model.record.warnings(graph, &aliases);

@@ -32,6 +32,7 @@ mod own;
 mod pool;
 mod random;
 mod reach;
+mod recurrent;
 mod reduction;
 mod sharding;
 mod source;

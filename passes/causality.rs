@@ -14,6 +14,7 @@ use ir::factors::{FactorKind, Factors};
 use ir::ops::attention::Attention;
 use ir::ops::contract::Contract;
 use ir::ops::conv::Conv;
+use ir::ops::recurrent::Recurrent;
 use ir::ops::reduce::CumulativeSum;
 use ir::ops::shape::{Concat, Pad, Slice};
 use ir::{Module, Node, Op, Operator, ValueId};
@@ -112,7 +113,10 @@ impl<'m> Positions<'m> {
         if !node.operands.iter().any(|operand| self.latest.contains_key(operand)) {
             return;
         }
-        let results = self.special(node).map(|first| vec![first; node.results.len()]);
+        let results = match &node.op {
+            Op::Recurrent(layer) => self.recurrent(node, layer),
+            _ => self.special(node).map(|first| vec![first; node.results.len()]),
+        };
         let results = results.or_else(|| self.by_factors(node)).unwrap_or_else(|| self.mixed(node));
         self.latest.extend(node.results.iter().copied().zip(results));
     }
@@ -197,6 +201,28 @@ impl<'m> Positions<'m> {
         }
         latest.along.insert(sum.dim as usize, positions);
         latest
+    }
+
+    /// Handles a recurrent layer: a step reads the steps before it in the layer's direction.
+    fn recurrent(&self, node: &Node, layer: &Recurrent) -> Option<Vec<Latest>> {
+        let count = self.sizes(node.operands[0])?[0];
+        let (mut steps, rest) = self.of_operand(node, 0).split(0, count);
+        if layer.reverse {
+            steps.reverse();
+        }
+        let mut before = NONE;
+        for position in &mut steps {
+            before = before.max(*position);
+            *position = before;
+        }
+        if layer.reverse {
+            steps.reverse();
+        }
+        let others = (1..node.operands.len()).map(|operand| self.of_operand(node, operand).largest());
+        let all = others.fold(rest.largest(), i64::max);
+        let mut results = vec![Latest { all: all.max(before), along: BTreeMap::new() }; node.results.len()];
+        results[0] = Latest { all, along: [(0, steps)].into() };
+        Some(results)
     }
 
     /// Handles a convolution: a window reads the positions of its elements.

@@ -293,6 +293,11 @@ impl<'m> Graph<'m> {
                 let fan_in = self.module.ty(node.operands[index]).dims[summed].size().unwrap_or(1);
                 Use::Weight { fan_in, residual: self.is_residual(node) }
             }
+            Op::Recurrent(_) if node.role(index) == OperandRole::Weight => {
+                let fan_in = self.module.ty(node.operands[index]).dims[1].size().unwrap_or(1);
+                Use::Weight { fan_in, residual: false }
+            }
+            Op::Recurrent(_) => by_dims(Use::Bias),
             // The bias of its expert is looked up for each row.
             Op::Gather(_) if self.is_of_experts(state) => by_dims(Use::Bias),
             // PyTorch's fan in, also for a transposed convolution.

@@ -197,6 +197,8 @@ operators! {
         Orthogonalize(compression::Orthogonalize) "orthogonalize" {}
         Pad(shape::Pad) "pad" { dim, before, value }
         RandomUniform(random::RandomUniform) "random_uniform" { id, seed, dim }
+        Recurrent(recurrent::Recurrent) "recurrent" { cell, reverse }
+        RecurrentGrad(recurrent::RecurrentGrad) "recurrent_grad" { cell, reverse }
         Reduce(reduce::Reduce) "reduce" { kind, dims, keep }
         Reshape(shape::Reshape) "reshape" {}
         RmsNorm(norm::RmsNorm) "rms_norm" { eps }

@@ -66,6 +66,20 @@ pub enum OperandRole {
     Skip,
     /// The numbers of the samples for which random numbers are drawn.
     Samples,
+    /// The hidden state of a recurrent layer before its first step.
+    Hidden,
+    /// The cell state of an LSTM before its first step.
+    CellState,
+    /// The gates of a recurrent layer in every step, kept for its gradient.
+    Gates,
+    /// The cell states of an LSTM after every step, kept for its gradient.
+    Cells,
+    /// The gradient of the last hidden state.
+    LastGradient,
+    /// The gradient of the last cell state.
+    LastCellGradient,
+    /// The number of steps of each entry of a batch.
+    Lengths,
 }
 
 /// The declaration of an operator's operands, a part of its [`super::Facts`].

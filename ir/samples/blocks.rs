@@ -21,6 +21,7 @@ use crate::ops::pool::{
 };
 use crate::ops::random::RandomUniform;
 use crate::ops::ranking::TopK;
+use crate::ops::recurrent::Cell;
 use crate::ops::reduce::{CumulativeSum, Reduce, ReduceKind};
 use crate::ops::rotary::Rotary;
 use crate::ops::scatter::{ScatterElements, ScatterKind, ScatterNd};
@@ -31,7 +32,7 @@ use smallvec::SmallVec;
 
 /// Returns the samples whose last block is partial.
 pub fn partial() -> Vec<Sample> {
-    let families = [elements(), rows(), norms(), losses(), indices(), windows(), products()];
+    let families = [elements(), rows(), norms(), losses(), indices(), windows(), products(), layers()];
     families.into_iter().flatten().collect()
 }
 
@@ -212,6 +213,12 @@ fn products() -> Vec<Sample> {
     samples.extend(attend([1, 2, 1, 79, 79, 3], true, None));
     samples.extend(attend([1, 1, 1, 151, 149, 64], false, None));
     samples
+}
+
+/// Recurrent layers. A thread computes the gradient of a unit for four entries.
+fn layers() -> Vec<Sample> {
+    let layer = |(cell, _)| super::recurrent::layer(cell, (false, true), [2, 5, 131]);
+    Cell::ALL.into_iter().flat_map(layer).collect()
 }
 
 /// Experts whose number of rows is not a multiple of the tile.

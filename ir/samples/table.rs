@@ -29,6 +29,7 @@ pub fn samples() -> Vec<Sample> {
         training::optimizers(),
         products::attention(),
         products::rotary(),
+        recurrent::recurrent(),
         shapes::collectives(),
     ];
     families.into_iter().flatten().collect()

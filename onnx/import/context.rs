@@ -4,6 +4,7 @@ use super::call::Call;
 use super::dropout::{Dropouts, Ids};
 use super::integers::{Int, Ints};
 use super::known::Memo;
+use super::recurrent::Unrolled;
 use super::report::Report;
 use super::subgraph::Bodies;
 use bytes::Bytes;
@@ -83,8 +84,8 @@ pub(super) struct Context<'m> {
     pub(super) bodies: Bodies,
     /// Values that were evaluated: the result, or the fact that they depend on an input.
     pub(super) evaluated: Memo,
-    /// The number of steps into which recurrent layers were unrolled.
-    pub(super) recurrent_steps: u64,
+    /// The recurrent layers that were unrolled.
+    pub(super) unrolled: Unrolled,
     /// The inputs of the current node through which no gradient flows.
     pub(super) detached: Vec<usize>,
 }
@@ -100,7 +101,7 @@ impl<'m> Context<'m> {
             problems: Report::default(),
             bodies: Bodies::default(),
             evaluated: Memo::new(),
-            recurrent_steps: 0,
+            unrolled: Unrolled::default(),
             detached: vec![],
         }
     }

@@ -46,6 +46,15 @@ const KINDS: &[(&str, Kind, Option<f64>, Option<f64>)] = &[
 ];
 
 impl Gate {
+    pub(super) const SIGMOID: Self = Self::plain(Kind::Sigmoid);
+    pub(super) const TANH: Self = Self::plain(Kind::Tanh);
+    pub(super) const RELU: Self = Self::plain(Kind::Relu);
+
+    /// Returns an activation without parameters.
+    const fn plain(kind: Kind) -> Self {
+        Self { kind, alpha: 0.0, beta: 0.0 }
+    }
+
     /// Returns the activations with these names. Each list has the numbers of all activations that have such a parameter, in
     /// order.
     pub(super) fn all(names: &[&str], alphas: &[f64], betas: &[f64]) -> Result<Vec<Self>, Problem> {

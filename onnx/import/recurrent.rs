@@ -1,5 +1,5 @@
-//! RNN, GRU and LSTM, unrolled. The input is multiplied by its weight in one contraction over all steps, the state in one per
-//! step.
+//! RNN, GRU and LSTM. The input is multiplied by its weight in one contraction over all steps. Then one operator goes through the steps; a cell
+//! that the operator does not have is unrolled, with several nodes for each step.
 //!
 //! Weights are read only through slices and reshapes, so that each is recognised as a parameter. Biases are added to values that
 //! depend on the input, never to each other.
@@ -11,11 +11,30 @@ use super::gate::Gate;
 use super::recurrent_cell::{Cell, Kind, State};
 use ir::ops::contract::Contract;
 use ir::ops::elementwise::{Compare, Select};
+use ir::ops::recurrent::{self, Recurrent};
 use ir::ops::shape::Concat;
-use ir::{DType, Dim, ValueId, ensure};
+use ir::{DType, Diagnostic, Dim, ValueId, ensure};
 
 /// The most steps into which all recurrent layers of a file together are unrolled.
 const MOST_STEPS: u64 = 16_384;
+
+/// The recurrent layers of a file that are unrolled.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Unrolled {
+    steps: u64,
+    /// The first of them, with the reason.
+    first: Option<(String, &'static str)>,
+}
+
+impl Unrolled {
+    /// Returns the warning about them, if there are any.
+    pub(super) fn warning(&self) -> Option<Diagnostic> {
+        let (origin, reason) = self.first.as_ref()?;
+        let warning = format!("recurrent layers are unrolled into {} steps: {reason}", self.steps);
+        let note = "each step becomes several nodes, so compiling and training take longer than with one operator for all steps";
+        Some(Diagnostic::new(warning).at(origin.clone()).note(note))
+    }
+}
 
 /// One recurrent node.
 struct Layer {
@@ -28,7 +47,7 @@ struct Layer {
     /// For each direction, whether it runs backwards in time.
     backwards: Vec<bool>,
     batch_first: bool,
-    /// The number of steps of each batch entry, `[batch, 1]`. `None` if all entries have all steps.
+    /// The number of steps of each batch entry, `[batch]`. `None` if all entries have all steps.
     lengths: Option<ValueId>,
     clip: Option<f64>,
     gates: Vec<Gate>,
@@ -38,9 +57,16 @@ struct Layer {
 
 /// The outputs of a direction.
 struct DirectionOutputs {
-    /// The hidden state after each step, in order of time.
-    steps: Vec<ValueId>,
+    all: Steps,
     last: State,
+}
+
+/// The hidden state after each step, in order of time.
+enum Steps {
+    /// `[steps, batch, hidden]`
+    Together(ValueId),
+    /// `[batch, hidden]` for each step.
+    Apart(Vec<ValueId>),
 }
 
 /// RNN, GRU and LSTM of every opset.
@@ -96,25 +122,49 @@ impl Layer {
             linear_before_reset: call.int("linear_before_reset").unwrap_or(0) != 0,
             input_forget: call.int("input_forget").unwrap_or(0) != 0,
         };
-        layer.spend(cx)?;
+        ensure!(layer.steps > 0, "the sequence has no steps");
         let lengths = layer.lengths(cx, call)?;
         Ok(Self { lengths, ..layer })
     }
 
-    /// Counts the steps of the layer, and refuses a file that unrolls to too many steps.
-    fn spend(&self, cx: &mut Context) -> Result<(), Problem> {
-        let steps = self.steps.saturating_mul(self.backwards.len() as u64);
-        cx.recurrent_steps = cx.recurrent_steps.saturating_add(steps);
-        match cx.recurrent_steps {
-            _ if self.steps == 0 => Err(Problem::new("the sequence has no steps")),
-            ..=MOST_STEPS => Ok(()),
-            _ => Err(Problem::new(format!(
-                "with the {} steps of this layer, the recurrent layers are unrolled into more than \
-                 {MOST_STEPS} steps",
-                self.steps
-            ))
-            .note("bind a shorter sequence with --bind NAME=SIZE, or export with a shorter one")),
+    /// Counts the steps of a direction that is unrolled, and refuses a file that unrolls to too many steps.
+    fn spend(&self, cx: &mut Context, call: &Call, reason: &'static str) -> Result<(), Problem> {
+        let unrolled = &mut cx.unrolled;
+        unrolled.steps = unrolled.steps.saturating_add(self.steps);
+        unrolled.first.get_or_insert_with(|| (call.origin(), reason));
+        if unrolled.steps <= MOST_STEPS {
+            return Ok(());
         }
+        let problem = Problem::new(format!(
+            "with the {} steps of this layer, the recurrent layers are unrolled into more than {MOST_STEPS} steps: {reason}",
+            self.steps
+        ));
+        Err(problem.note("bind a shorter sequence with --bind NAME=SIZE, or export with a shorter one"))
+    }
+
+    /// Returns the cell of the operator that computes a direction, or the reason why it has none.
+    fn cell(&self, direction: usize, has_peepholes: bool) -> Result<recurrent::Cell, &'static str> {
+        match (self.kind, self.gates_of(direction)) {
+            _ if self.clip.is_some() => Err("the inputs of the activations are clamped (`clip`)"),
+            _ if has_peepholes => Err("the gates read the cell state (peepholes)"),
+            (Kind::Lstm, _) if self.input_forget => {
+                Err("the input and forget gates are coupled (`input_forget`)")
+            }
+            (Kind::Gru, _) if !self.linear_before_reset => {
+                Err("the reset gate acts on the state and not on its product (`linear_before_reset` is 0)")
+            }
+            (Kind::Lstm, [Gate::SIGMOID, Gate::TANH, Gate::TANH]) => Ok(recurrent::Cell::Lstm),
+            (Kind::Gru, [Gate::SIGMOID, Gate::TANH]) => Ok(recurrent::Cell::Gru),
+            (Kind::Rnn, [Gate::TANH]) => Ok(recurrent::Cell::Rnn),
+            (Kind::Rnn, [Gate::RELU]) => Ok(recurrent::Cell::RnnRelu),
+            _ => Err("its activations are not those of the operator"),
+        }
+    }
+
+    /// Returns the activations of a direction.
+    fn gates_of(&self, direction: usize) -> &[Gate] {
+        let count = self.kind.activations();
+        &self.gates[direction * count..(direction + 1) * count]
     }
 
     /// Returns the number of steps of each batch entry, unless all entries have all steps.
@@ -125,8 +175,7 @@ impl Layer {
             return Ok(None);
         }
         expect(cx, "its sequence_lens", lengths, std::slice::from_ref(&self.batch))?;
-        let column = cx.b.reshape(lengths, [self.batch.clone(), Dim::known(1)])?;
-        Ok(Some(cx.b.cast(column, DType::I64)?))
+        Ok(Some(lengths))
     }
 
     /// Builds all steps of a direction.
@@ -147,22 +196,50 @@ impl Layer {
             Some(bias) if !reset_after => (cx.build(projected + bias)?, None),
             bias => (projected, bias),
         };
+        let peepholes = self.peepholes(cx, call, direction)?;
+        let start = self.initial(cx, call, direction)?;
+        let reason = match self.cell(direction, peepholes.is_some()) {
+            Ok(cell) => {
+                let layer = Recurrent { cell, reverse: self.backwards[direction] };
+                return self.at_once(cx, layer, [projected, r], recurrent_bias, start);
+            }
+            Err(reason) => reason,
+        };
+        self.spend(cx, call, reason)?;
         let cell = Cell {
             kind: self.kind,
             hidden: self.hidden,
             weight: r,
             bias: recurrent_bias,
-            peepholes: self.peepholes(cx, call, direction)?,
-            gates: {
-                let count = self.kind.activations();
-                self.gates[direction * count..(direction + 1) * count].to_vec()
-            },
+            peepholes,
+            gates: self.gates_of(direction).to_vec(),
             clip: self.clip,
             reset_after,
             input_forget: self.input_forget,
         };
-        let start = self.initial(cx, call, direction)?;
         self.walk(cx, &cell, projected, start, self.backwards[direction])
+    }
+
+    /// Builds a direction as one operator.
+    fn at_once(
+        &self,
+        cx: &mut Context,
+        layer: Recurrent,
+        [projected, weight]: [ValueId; 2],
+        bias: Option<ValueId>,
+        start: State,
+    ) -> Result<DirectionOutputs, Problem> {
+        let mut operands = vec![projected, weight, start.hidden];
+        operands.extend(start.cell);
+        if layer.cell == recurrent::Cell::Gru {
+            let width = Dim::known(self.kind.gates() * self.hidden);
+            let none = ir::Type::new(cx.ty(projected).dtype, [width]);
+            operands.push(bias.map_or_else(|| cx.b.splat(none, 0.0), Ok)?);
+        }
+        operands.extend(self.lengths);
+        let made = cx.b.push(layer, &operands)?;
+        let cell = start.cell.map(|_| made[2]);
+        Ok(DirectionOutputs { all: Steps::Together(made[0]), last: State { hidden: made[1], cell } })
     }
 
     fn walk(
@@ -173,6 +250,11 @@ impl Layer {
         mut state: State,
         backwards: bool,
     ) -> Result<DirectionOutputs, Problem> {
+        let column = |cx: &mut Context, lengths: ValueId| {
+            let column = cx.b.reshape(lengths, [self.batch.clone(), Dim::known(1)])?;
+            cx.b.cast(column, DType::I64)
+        };
+        let lengths = self.lengths.map(|lengths| column(cx, lengths)).transpose()?;
         let mut steps = Vec::new();
         for i in 0..self.steps {
             let time = if backwards { self.steps - 1 - i } else { i };
@@ -180,7 +262,7 @@ impl Layer {
             let x = cx.without(x, 0)?;
             let next = cell.step(cx, x, state)?;
             // After the end of a batch entry, its state stays unchanged and its outputs are zero.
-            let (seen, out) = match self.lengths {
+            let (seen, out) = match lengths {
                 Some(lengths) => {
                     let there = cx.build(Compare::Greater.of(lengths, time as f64))?;
                     let hidden = cx.build(Select.of(there, next.hidden, state.hidden))?;
@@ -198,7 +280,7 @@ impl Layer {
         if backwards {
             steps.reverse();
         }
-        Ok(DirectionOutputs { steps, last: state })
+        Ok(DirectionOutputs { all: Steps::Apart(steps), last: state })
     }
 
     /// Returns the two biases of a direction, each `[gates · hidden]`.
@@ -260,9 +342,14 @@ impl Layer {
             let mut all = Vec::new();
             for run in runs {
                 // First `[steps, batch, hidden]` or the layout's order of these dims, then with the dim of the direction.
-                let steps =
-                    run.steps.iter().map(|&step| cx.with_dim(step, 0)).collect::<Result<Vec<_>, _>>()?;
-                let joined = joined(cx, &steps, 0)?;
+                let joined = match &run.all {
+                    Steps::Together(all) => *all,
+                    Steps::Apart(steps) => {
+                        let steps = steps.iter().map(|&step| cx.with_dim(step, 0));
+                        let steps = steps.collect::<Result<Vec<_>, _>>()?;
+                        joined(cx, &steps, 0)?
+                    }
+                };
                 let laid = if self.batch_first { cx.b.transpose(joined, &[1, 0, 2])? } else { joined };
                 all.push(cx.with_dim(laid, 1 + at)?);
             }

@@ -7,7 +7,7 @@
 use super::draft::{Draft, TensorId};
 use super::{
     Form, attention, batch_norm, bits, contraction, convolution, elementwise, experts, indexing, layout,
-    loss, norm, own, pool, random, reduction, source,
+    loss, norm, own, pool, random, recurrent, reduction, source,
 };
 use ir::ops::elementwise::Binary;
 use ir::{Diagnostic, Inference, Node, Op, Operator};
@@ -85,6 +85,7 @@ fn of_operator(draft: &mut Draft, node: &Node) -> Results {
         Op::MaxPoolIndices(op) => pool::max_indices(draft, node, op),
         Op::Pad(op) => layout::pad(draft, node, op),
         Op::RandomUniform(op) => random::uniform(draft, node, op),
+        Op::Recurrent(op) => formula(draft, node, |draft, node| recurrent::recurrent(draft, node, op)),
         Op::Reduce(op) => reduction::reduce(draft, node, op),
         Op::Reshape(_) => layout::reshape(draft, node),
         Op::RmsNorm(op) => norm::rms_norm(draft, node, op),
@@ -121,6 +122,7 @@ fn of_operator(draft: &mut Draft, node: &Node) -> Results {
         | Op::MaxPoolGradAt(_)
         | Op::MaxPoolOffsets(_)
         | Op::PackBits(_)
+        | Op::RecurrentGrad(_)
         | Op::RmsNormGrad(_)
         | Op::Sgd(_)
         | Op::SoftmaxGrad(_)

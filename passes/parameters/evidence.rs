@@ -196,6 +196,11 @@ impl<'m> ModuleFacts<'m> {
             }
             (Op::Contract(_), _) => parameter("weight of a contraction"),
             (Op::Experts(_), OperandRole::Weight) => parameter("matrices of experts"),
+            (Op::Recurrent(_), OperandRole::Weight) => parameter("weight of a recurrent layer"),
+            (Op::Recurrent(_), OperandRole::Bias) => parameter("bias of a recurrent layer"),
+            (Op::Recurrent(_), OperandRole::Hidden | OperandRole::CellState) if !data.is_zero() => {
+                parameter("first state of a recurrent layer")
+            }
             (Op::Gather(_), OperandRole::Data) if self.is_rotary_lookup(node) && data.may_be_rotary() => {
                 Evidence::Constant(format!(
                     "table that is looked up and multiplied, as a rotary table is{place}"

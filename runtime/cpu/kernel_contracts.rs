@@ -33,6 +33,7 @@ pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         }
         Op::Experts(_) => Kernel::dense().with_scratch(scratch::experts),
         Op::ExpertsGrad(_) => Kernel::dense().accumulating().with_scratch(scratch::experts_grad),
+        Op::Recurrent(_) | Op::RecurrentGrad(_) => Kernel::dense().with_scratch(scratch::recurrent),
         Op::GatherElementsGrad(_) | Op::GatherGrad(_) | Op::GatherNdGrad(_) => Kernel::dense().accumulating(),
         Op::Accumulate(_)
         | Op::Bitcast(_)

@@ -20,6 +20,7 @@ mod optimizer;
 mod packing;
 mod pool;
 mod ranking;
+mod recurrent;
 mod reduce;
 mod rotary;
 mod scatter;
@@ -104,6 +105,8 @@ fn run_operator(op: &Op, call: Call) {
         Op::UnpackBits(_) => packing::unpack(call),
         Op::Pad(pad) => shape::pad(pad, call),
         Op::RandomUniform(random) => dropout::uniform(random, call),
+        Op::Recurrent(op) => recurrent::run(op, call),
+        Op::RecurrentGrad(op) => recurrent::gradient(op, call),
         Op::Reduce(reduce) => reduce::run(reduce, call),
         Op::RmsNorm(norm) => norm::rms_norm(norm, call),
         Op::RmsNormGrad(_) => norm::rms_norm_grad(call),

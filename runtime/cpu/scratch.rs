@@ -48,3 +48,15 @@ fn rows_and_matrix([rows, k, n]: [usize; 3], dtype: DType) -> usize {
     let numbers = rows.saturating_mul(k.saturating_add(n)).saturating_add(k.saturating_mul(n));
     numbers.saturating_mul(width)
 }
+
+/// Returns the scratch of a recurrent layer or of its gradient: the states between two steps, the gates of a step, and the weight if it is
+/// converted.
+pub(super) fn recurrent(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
+    let weight = &operands[if matches!(op, Op::RecurrentGrad(_)) { 0 } else { 1 }];
+    let (gates, units, batch) = (weight.layout.sizes[0], weight.layout.sizes[1], results[0].layout.sizes[1]);
+    let of_step = batch.saturating_mul(units.saturating_mul(2).saturating_add(gates));
+    let converted =
+        if matches!(weight.dtype, DType::F16 | DType::BF16) { gates.saturating_mul(units) } else { 0 };
+    let width = if weight.dtype == DType::F64 { 2 } else { 1 };
+    of_step.saturating_add(converted).saturating_mul(width)
+}

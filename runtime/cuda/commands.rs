@@ -125,6 +125,9 @@ impl<'a> Works<'a> {
         section: Section,
     ) -> Work {
         let unit = self.unit(launch, first);
+        if matches!(first.kernel, Kernel::Op(Op::Recurrent(_) | Op::RecurrentGrad(_))) {
+            return self.step_of_layer(launch, first, unit);
+        }
         let all = &self.cuda.program.section(section)[command.instructions.clone()];
         let name = first.name();
         let mut alike = all.iter().filter(|other| other.name() == name);
@@ -138,6 +141,20 @@ impl<'a> Works<'a> {
             sum.flops += flops;
         }
         sum
+    }
+
+    /// Returns the work of a launch of a recurrent layer, which has one for each step, and two that copy its states.
+    fn step_of_layer(&self, launch: &Launch, layer: &Instruction, unit: Unit) -> Work {
+        let whole = Work::of(layer, self.adds);
+        let steps = layer.results[0].layout.sizes[0].max(1) as u64;
+        if self.cuda.kernels[launch.kernel].name.starts_with("recurrent_step") {
+            // Each step reads the weight.
+            let weight = layer.operands.iter().find(|view| view.layout.sizes.len() == 2).map_or(0, bytes);
+            let read = whole.read.saturating_sub(weight) / steps + weight;
+            return Work { read, written: whole.written / steps, flops: whole.flops / steps, unit };
+        }
+        let states = layer.scratch.as_ref().map_or(0, bytes);
+        Work { read: states, written: states, flops: 0, unit }
     }
 
     /// Returns the arguments of each layer of a launch.

@@ -23,6 +23,7 @@ mod order;
 mod packing;
 mod pool;
 mod ranking;
+mod recurrent;
 mod reduce;
 mod rotary;
 mod rows;
@@ -256,6 +257,8 @@ fn operator(op: &Op, instruction: &Instruction, on: Multiprocessors) -> Result<V
     let one = |run| Ok(vec![Step::Kernel(run)]);
     match op {
         Op::Contract(op) => Ok(contract::steps(op, instruction, on)),
+        Op::Recurrent(op) => Ok(recurrent::layer(op, instruction)),
+        Op::RecurrentGrad(op) => Ok(recurrent::gradient(op, instruction)),
         Op::Reduce(op) => Ok(reduce::steps(op, instruction, on)),
         Op::Accumulate(_) => one(copy::accumulate(instruction)),
         Op::Bitcast(_)

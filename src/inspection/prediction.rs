@@ -293,7 +293,10 @@ pub(super) fn filled(module: &Module) -> Module {
 fn products(module: &Module) -> u64 {
     let forward = module.nodes().filter(|(_, node)| node.phase == Phase::Forward);
     let products = forward.filter(|(_, node)| {
-        matches!(node.op, Op::Contract(_) | Op::Attention(_) | Op::Conv(_) | Op::Experts(_))
+        matches!(
+            node.op,
+            Op::Contract(_) | Op::Attention(_) | Op::Conv(_) | Op::Experts(_) | Op::Recurrent(_)
+        )
     });
     products.map(|(_, node)| node.op.cost(&module.signature(node)).flops).fold(0, u64::saturating_add)
 }

@@ -4,13 +4,14 @@ use super::assert_equal_outputs;
 use crate::program::{Absent, Form, Header, model};
 use crate::proto::{ModelProto, NodeProto, TypeProtoValue, ValueInfoProto};
 use crate::{ElementType, ImportOptions, Model, import};
+use ir::ops::recurrent::Cell;
 use ir::samples::{Sample, Through, samples};
 use ir::{DType, Diagnostic, Module, Op};
 use prost::Message;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Operators of a training step, which a model cannot have.
-const OF_A_STEP: [&str; 36] = [
+const OF_A_STEP: [&str; 37] = [
     "accumulate",
     "adagrad",
     "adam",
@@ -39,6 +40,7 @@ const OF_A_STEP: [&str; 36] = [
     "max_pool_offsets",
     "orthogonalize",
     "pack_bits",
+    "recurrent_grad",
     "reduce_scatter",
     "relu_grad",
     "rms_norm_grad",
@@ -57,9 +59,14 @@ fn written(module: &Module) -> Result<Model, Diagnostic> {
 /// Returns the program of a sample, with the results that ONNX's operator has.
 fn program(sample: &Sample) -> (Module, BTreeMap<String, ir::Tensor>) {
     let (mut module, inputs) = sample.program(Through::Inputs);
-    if matches!(sample.op, Op::Attention(_)) {
-        module.outputs.truncate(1);
-    }
+    // The other results are kept for the gradient.
+    let of_onnx = match &sample.op {
+        Op::Attention(_) => 1,
+        Op::Recurrent(op) if op.cell == Cell::Lstm => 3,
+        Op::Recurrent(_) => 2,
+        _ => module.outputs.len(),
+    };
+    module.outputs.truncate(of_onnx);
     (module, inputs)
 }
 

@@ -1,7 +1,8 @@
 //! The contracts of a GPU's kernels, operator by operator.
 
 use super::{
-    attention, batch_norm, compression, contract, det, experts, loss, norm, pool, reduce, scatter, shape,
+    attention, batch_norm, compression, contract, det, experts, loss, norm, pool, recurrent, reduce, scatter,
+    shape,
 };
 use ir::Op;
 use ir::ops::reduce::ReduceKind;
@@ -58,6 +59,8 @@ pub(crate) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
         Op::GatherElementsGrad(_) | Op::GatherNdGrad(_) => {
             Kernel::dense().accumulating().with_scratch(scatter::scratch)
         }
+        Op::Recurrent(_) => Kernel::dense().with_scratch(recurrent::scratch),
+        Op::RecurrentGrad(_) => Kernel::dense().with_scratch(recurrent::scratch_of_gradient),
         Op::ScatterElements(_) | Op::ScatterNd(_) => Kernel::dense().with_scratch(scatter::scratch),
         Op::BatchNormGrad(_) | Op::BatchStatistics(_) => Kernel::dense().with_scratch(batch_norm::scratch),
         Op::CumulativeSum(_) => Kernel::dense().with_scratch(shape::scratch),

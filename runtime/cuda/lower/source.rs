@@ -46,6 +46,7 @@ files! {
     PACKING "packing.cuh";
     POOL "pool.cuh";
     RANKING "ranking.cuh";
+    RECURRENT "recurrent.cuh";
     REDUCE "reduce.cuh" after ROWS;
     ROTARY "rotary.cuh";
     ROWS "rows.cuh";

@@ -31,7 +31,9 @@ fn suits(role: OperandRole, dtype: DType) -> bool {
         OperandRole::Data | OperandRole::Lhs | OperandRole::Rhs | OperandRole::Updates => true,
         OperandRole::Condition | OperandRole::Skip => dtype == DType::Bool,
         OperandRole::Mask => dtype == DType::Bool || dtype.is_float(),
-        OperandRole::Indices | OperandRole::Labels | OperandRole::Samples => dtype.is_integer(),
+        OperandRole::Indices | OperandRole::Labels | OperandRole::Samples | OperandRole::Lengths => {
+            dtype.is_integer()
+        }
         OperandRole::LearningRate | OperandRole::WeightDecay | OperandRole::Step => dtype == DType::F64,
         OperandRole::Codes => dtype == DType::U8,
         OperandRole::Weight
@@ -49,7 +51,13 @@ fn suits(role: OperandRole, dtype: DType) -> bool {
         | OperandRole::LogSumExp
         | OperandRole::Gradient
         | OperandRole::GradientScale
-        | OperandRole::State => dtype.is_float(),
+        | OperandRole::State
+        | OperandRole::Hidden
+        | OperandRole::CellState
+        | OperandRole::Gates
+        | OperandRole::Cells
+        | OperandRole::LastGradient
+        | OperandRole::LastCellGradient => dtype.is_float(),
     }
 }
 
@@ -112,14 +120,21 @@ pub(super) fn check(declared: &Operands, sample: &Sample) -> Check {
     movement(declared.movement(), sample)
 }
 
-/// Checks the numbers of operands of every operator that has samples.
+/// Checks the numbers of operands of every operator that has samples. An operator whose attributes decide which operands it has is checked for
+/// each declaration.
 pub(super) fn check_numbers(samples: &[Sample]) -> Vec<String> {
-    let check = |name: &str| {
-        let own: Vec<&Sample> = samples.iter().filter(|sample| sample.op.name() == name).collect();
-        let first = own.first()?;
-        numbers(&first.op.operands(), &own).err().map(|message| format!("operands of {name}: {message}"))
-    };
-    Op::names().into_iter().filter_map(check).collect()
+    let mut failures = Vec::new();
+    for name in Op::names() {
+        let mut own: Vec<&Sample> = samples.iter().filter(|sample| sample.op.name() == name).collect();
+        while let Some(first) = own.first() {
+            let declared = first.op.operands();
+            let alike: Vec<&Sample> = own.extract_if(.., |sample| sample.op.operands() == declared).collect();
+            failures.extend(
+                numbers(&declared, &alike).err().map(|message| format!("operands of {name}: {message}")),
+            );
+        }
+    }
+    failures
 }
 
 /// Returns the first sample of the operator with this name.

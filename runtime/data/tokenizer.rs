@@ -21,7 +21,8 @@ use super::file;
 use super::quiet::quietly;
 
 /// The smallest number of bytes of a piece. If there is no good place to cut within [`LONGEST`] bytes, the piece is cut at any character.
-const PIECE: usize = 1 << 18;
+/// Tests have smaller pieces, since the tokenizer's library is not optimised for them.
+const PIECE: usize = if cfg!(test) { 1 << 13 } else { 1 << 18 };
 const LONGEST: usize = 4 * PIECE;
 
 /// The number of bytes of text on each side of a piece that are tokenised with it, if its tokens may depend on its surroundings.

@@ -19,7 +19,6 @@
 
 use crate::{AxisId, Dim, Mesh, PartialKind, Signature, Type};
 use smallvec::SmallVec;
-use std::collections::BTreeMap;
 
 /// Index of a factor in [`Factors::factors`].
 pub type FactorId = u32;
@@ -81,16 +80,17 @@ impl Factors {
         parser.finish(operands, results, signature)
     }
 
-    /// Returns the rule of an elementwise operation with broadcasting.
+    /// Returns the rule of an elementwise operation with broadcasting: `"*, * -> *"`, with a `*` for each tensor.
     pub fn elementwise(signature: &Signature) -> Self {
-        let side = |count: usize| vec!["*"; count].join(", ");
-        let line = format!("{} -> {}", side(signature.operands.len()), side(signature.results.len()));
-        Self::rule(&line, signature)
+        let mut parser = RuleParser::default();
+        let mut side = |types: &[Type]| types.iter().map(|ty| parser.tensor("*", ty)).collect();
+        let (operands, results) = (side(&signature.operands), side(&signature.results));
+        parser.finish(operands, results, signature)
     }
 
     /// Returns the rule of an operation without operands whose result may be split along any dim.
     pub fn source(signature: &Signature) -> Self {
-        Self::rule(" -> *", signature)
+        Self::elementwise(signature)
     }
 
     /// Declares that the operation is linear in these operands together.
@@ -163,24 +163,33 @@ impl Factors {
     }
 }
 
-/// A word of a rule: the factor names of one dim with their kinds.
-type Word = SmallVec<[(String, FactorKind); 1]>;
-
-#[derive(Default)]
-struct RuleParser {
-    names: BTreeMap<String, FactorId>,
-    kinds: Vec<FactorKind>,
+/// The name of a factor in a rule.
+#[derive(Clone, Copy, PartialEq)]
+enum Name<'a> {
+    Word(&'a str),
+    /// The dim of a `*`, counted from the right.
+    Star(usize),
 }
 
-impl RuleParser {
+/// A word of a rule: the factor names of one dim with their kinds.
+type Word<'a> = SmallVec<[(Name<'a>, FactorKind); 1]>;
+
+#[derive(Default)]
+struct RuleParser<'a> {
+    /// The name of each factor. There are few, so they are searched one by one.
+    names: SmallVec<[Name<'a>; 8]>,
+    kinds: SmallVec<[FactorKind; 8]>,
+}
+
+impl<'a> RuleParser<'a> {
     /// Parses the words of every tensor on one side, with `*` expanded.
-    fn side(&mut self, text: &str, types: &[Type]) -> Vec<Vec<DimFactors>> {
-        let texts: Vec<&str> = if types.is_empty() { vec![] } else { text.split(',').collect() };
-        assert_eq!(texts.len(), types.len(), "rule side `{text}` has the wrong number of tensors");
-        texts.into_iter().zip(types).map(|(text, ty)| self.tensor(text, ty)).collect()
+    fn side(&mut self, text: &'a str, types: &[Type]) -> Vec<Vec<DimFactors>> {
+        let count = if types.is_empty() { 0 } else { text.split(',').count() };
+        assert_eq!(count, types.len(), "rule side `{text}` has the wrong number of tensors");
+        text.split(',').zip(types).map(|(text, ty)| self.tensor(text, ty)).collect()
     }
 
-    fn tensor(&mut self, text: &str, ty: &Type) -> Vec<DimFactors> {
+    fn tensor(&mut self, text: &'a str, ty: &Type) -> Vec<DimFactors> {
         let words = split_words(text);
         let star = |word: &str| match word {
             "*" => Some(FactorKind::Free),
@@ -189,32 +198,30 @@ impl RuleParser {
         };
         let fixed = words.iter().filter(|word| star(word).is_none()).count();
         let stars = ty.ndim().checked_sub(fixed).expect("the rule has more words than the tensor dims");
-        let mut dims = Vec::new();
-        for word in &words {
+        let mut dims = Vec::with_capacity(ty.ndim());
+        for word in words {
             if let Some(kind) = star(word) {
                 // Aligned at the last dim: the i-th dim from the right has the same factor in all tensors.
-                (0..stars).rev().for_each(|i| dims.push(self.word(&[(format!("*{i}"), kind)])));
+                dims.extend((0..stars).rev().map(|i| DimFactors::from_elem(self.factor(Name::Star(i), kind), 1)));
             } else {
-                dims.push(self.word(&parse_word(word)));
+                dims.push(parse_word(word).into_iter().map(|(name, kind)| self.factor(name, kind)).collect());
             }
         }
         assert_eq!(dims.len(), ty.ndim(), "rule `{text}` does not have a word for every dim of {ty}");
         dims
     }
 
-    fn word(&mut self, word: &[(String, FactorKind)]) -> DimFactors {
-        word.iter()
-            .map(|(name, kind)| {
-                let next = self.kinds.len() as FactorId;
-                let id = *self.names.entry(name.clone()).or_insert(next);
-                if id == next {
-                    self.kinds.push(*kind);
-                } else if *kind != FactorKind::Free {
-                    self.kinds[id as usize] = *kind;
-                }
-                id
-            })
-            .collect()
+    /// Returns the factor of this name. A kind that one of its places has holds for all.
+    fn factor(&mut self, name: Name<'a>, kind: FactorKind) -> FactorId {
+        let known = self.names.iter().position(|known| *known == name);
+        let id = known.unwrap_or(self.names.len());
+        if known.is_none() {
+            self.names.push(name);
+            self.kinds.push(kind);
+        } else if kind != FactorKind::Free {
+            self.kinds[id] = kind;
+        }
+        id as FactorId
     }
 
     fn finish(
@@ -264,23 +271,25 @@ impl RuleParser {
 }
 
 /// Splits `"b (h k) m max"` into `["b", "(h k)", "m max"]`.
-fn split_words(text: &str) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    let mut open = false;
-    for piece in text.split_whitespace().filter(|piece| *piece != ".") {
-        match words.last_mut() {
-            Some(last) if open || piece == "max" || piece == "min" => {
-                last.push(' ');
-                last.push_str(piece);
-            }
-            _ => words.push(piece.to_string()),
+fn split_words(text: &str) -> SmallVec<[&str; 8]> {
+    let mut words = SmallVec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let inner = if rest.starts_with('(') { rest.find(')').unwrap_or(0) } else { 0 };
+        let mut end = rest[inner..].find(' ').map_or(rest.len(), |at| inner + at);
+        if [" max", " min"].into_iter().any(|kind| rest[end..].starts_with(kind)) {
+            end += " max".len();
         }
-        open = (open || piece.starts_with('(')) && !piece.ends_with(')');
+        let (word, behind) = rest.split_at(end);
+        if word != "." {
+            words.push(word);
+        }
+        rest = behind.trim_start();
     }
     words
 }
 
-fn parse_word(word: &str) -> Word {
+fn parse_word(word: &str) -> Word<'_> {
     if word == "1" {
         return Word::new();
     }
@@ -296,5 +305,5 @@ fn parse_word(word: &str) -> Word {
     ];
     let found = suffixes.into_iter().find_map(|(suffix, kind)| Some((word.strip_suffix(suffix)?, kind)));
     let (name, kind) = found.unwrap_or((word, FactorKind::Free));
-    Word::from_iter([(name.to_string(), kind)])
+    Word::from_iter([(Name::Word(name), kind)])
 }

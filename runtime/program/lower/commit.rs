@@ -167,18 +167,20 @@ fn update_in_place(drafts: &Drafts, accesses: &Accesses, due: &Due, new: &Locate
 /// Returns whether a result may overwrite an operand: the kernel allows it, and both have the same layout.
 pub(super) fn may_overwrite(backend: Target, draft: &Draft, operand: usize, result: usize) -> bool {
     let (from, to) = (&draft.operands[operand], &draft.results[result]);
-    let allowed = match &draft.kernel {
+    let is_same = from.layout == to.layout && from.by_rank == to.by_rank;
+    if draft.accumulates || !is_same || from.dtype.bytes() != to.dtype.bytes() {
+        return false;
+    }
+    match &draft.kernel {
         Kernel::Op(op) => backend.kernel_contract(op, draft.operands.len()).may_overwrite(operand, result),
         Kernel::Elementwise(_) => true,
         // Communicators write the sum over all devices over this device's addend. In all other collectives, other devices read the
-        // operands while the results are written.
+        // operands while the results are written. A bucket may have thousands of operands, so they are counted last.
         Kernel::Collective(exchange) => {
-            let is_once = draft.operands.iter().filter(|other| other.buffer == from.buffer).count() == 1;
-            exchange.collective == Collective::AllReduce && operand == result && is_once
+            let is_once = || draft.operands.iter().filter(|other| other.buffer == from.buffer).count() == 1;
+            exchange.collective == Collective::AllReduce && operand == result && is_once()
         }
         Kernel::Contract(_) | Kernel::Message(_) => false,
         Kernel::Copy | Kernel::Accumulate | Kernel::Part(_) => false,
-    };
-    let is_same = from.layout == to.layout && from.by_rank == to.by_rank;
-    allowed && !draft.accumulates && is_same && from.dtype.bytes() == to.dtype.bytes()
+    }
 }

@@ -3,7 +3,7 @@
 //! The crate multiplies into a column-major result from a column-major left operand. If the left operand is row-major, such as a weight
 //! `[outputs, inputs]`, the crate gathers it element by element. Where that is slow, this module multiplies another way.
 
-mod turn;
+pub(super) mod turn;
 
 use super::math::Real;
 use std::cell::Cell;

@@ -49,14 +49,26 @@ fn rows_and_matrix([rows, k, n]: [usize; 3], dtype: DType) -> usize {
     numbers.saturating_mul(width)
 }
 
-/// Returns the scratch of a recurrent layer or of its gradient: the states between two steps, the gates of a step, and the weight if it is
-/// converted.
+/// Returns the scratch of a recurrent layer or of its gradient: the packed weight, and the states and sums of two steps.
 pub(super) fn recurrent(op: &Op, operands: &[Unplaced], results: &[Unplaced], _: Multiprocessors) -> usize {
-    let weight = &operands[if matches!(op, Op::RecurrentGrad(_)) { 0 } else { 1 }];
-    let (gates, units, batch) = (weight.layout.sizes[0], weight.layout.sizes[1], results[0].layout.sizes[1]);
-    let of_step = batch.saturating_mul(units.saturating_mul(2).saturating_add(gates));
-    let converted =
-        if matches!(weight.dtype, DType::F16 | DType::BF16) { gates.saturating_mul(units) } else { 0 };
-    let width = if weight.dtype == DType::F64 { 2 } else { 1 };
-    of_step.saturating_add(converted).saturating_mul(width)
+    let is_gradient = matches!(op, Op::RecurrentGrad(_));
+    let weight = &operands[if is_gradient { 0 } else { 1 }];
+    let (width, units, batch) = (weight.layout.sizes[0], weight.layout.sizes[1], results[0].layout.sizes[1]);
+    let [of_states, of_sums] = if is_gradient { [2, 2] } else { [3, 1] };
+    let of_entry = units.saturating_mul(of_states).saturating_add(width.saturating_mul(of_sums));
+    let words = if weight.dtype == DType::F64 { 2 } else { 1 };
+    let weight = if is_gradient {
+        packed_len(width, 1, units)
+    } else {
+        packed_len(units, width / units.max(1), units)
+    };
+    weight.saturating_add(batch.saturating_mul(of_entry)).saturating_mul(words)
+}
+
+/// The columns of a panel of a weight that is packed for a recurrent layer.
+pub(super) const PANEL: usize = 16;
+
+/// Returns the number of elements of a packed weight `[depth, sections · columns]`. Each section has whole panels.
+pub(super) fn packed_len(depth: usize, sections: usize, columns: usize) -> usize {
+    depth.saturating_mul(sections).saturating_mul(columns.div_ceil(PANEL).saturating_mul(PANEL))
 }

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Writes testdata/recurrent.onnx and testdata/quantized.onnx. Weights are drawn; needs onnx and numpy alone.
+"""Writes testdata/recurrent.onnx, testdata/recurrent-layers.onnx and testdata/quantized.onnx. Weights are drawn; needs onnx and numpy
+alone.
 
 recurrent.onnx has, one after the other, a bidirectional LSTM with peepholes, a GRU of each form, an RNN and a Scan whose body
 reads a weight of the graph around it. Every weight must be found to be a parameter and be trained.
+recurrent-layers.onnx has the layers that are one operator in each direction: a bidirectional LSTM with lengths and trained first states, a
+GRU of the form that cuDNN has, and two RNNs, of which one goes backwards.
 quantized.onnx is a linear layer in QDQ form, which can be run and not trained.
 
 usage: python testdata/scripts/make_recurrent_models.py
@@ -37,6 +40,25 @@ class Model(Graph):
             inputs += ["", "", "", self.weight(f"{name}.p", directions, 3 * HIDDEN)]
         if directions == 2:
             attributes["direction"] = "bidirectional"
+        y = self.node(operator, name, *inputs, outputs=[f"{name}.y"], hidden_size=HIDDEN, **attributes)
+        together = self.node("Transpose", f"{name}.moved", y, perm=[0, 2, 1, 3])
+        shape = self.constant(f"{name}.shape", numpy.array([0, 0, directions * HIDDEN], numpy.int64))
+        return self.node("Reshape", f"{name}.joined", together, shape)
+
+    def plain(self, operator: str, name: str, x: str, gates: int, width: int, states: int = 0, lengths: str = "", **attributes) -> str:
+        """A layer without peepholes over `[sequence, batch, width]`. It begins with trained states, the same for all entries."""
+        directions = 2 if attributes.get("direction") == "bidirectional" else 1
+        inputs = [
+            x,
+            self.weight(f"{name}.w", directions, gates * HIDDEN, width),
+            self.weight(f"{name}.r", directions, gates * HIDDEN, HIDDEN),
+            self.weight(f"{name}.b", directions, 2 * gates * HIDDEN),
+            lengths,
+        ]
+        for state in range(states):
+            self.weight(f"{name}.start{state}", directions, 1, HIDDEN)
+            shape = self.constant(f"{name}.expanded{state}", numpy.array([directions, BATCH, HIDDEN], numpy.int64))
+            inputs.append(self.node("Expand", f"{name}.first{state}", f"{name}.start{state}", shape))
         y = self.node(operator, name, *inputs, outputs=[f"{name}.y"], hidden_size=HIDDEN, **attributes)
         together = self.node("Transpose", f"{name}.moved", y, perm=[0, 2, 1, 3])
         shape = self.constant(f"{name}.shape", numpy.array([0, 0, directions * HIDDEN], numpy.int64))
@@ -84,6 +106,24 @@ def recurrent() -> None:
     save(g, "recurrent", [ids], [logits])
 
 
+def layers() -> None:
+    g = Model(deviation=0.3)
+    g.weight("embedding", VOCABULARY, WIDTH)
+    embedded = g.node("Gather", "embedded", "embedding", "input_ids")
+    x = g.node("Transpose", "time_first", embedded, perm=[1, 0, 2])
+    x = g.plain("LSTM", "lstm", x, 4, WIDTH, states=2, lengths="lengths", direction="bidirectional")
+    x = g.plain("GRU", "gru", x, 3, 2 * HIDDEN, states=1, linear_before_reset=1)
+    x = g.plain("RNN", "rnn", x, 1, HIDDEN, direction="reverse")
+    x = g.plain("RNN", "rnn_relu", x, 1, HIDDEN, activations=["Relu"])
+    x = g.node("Transpose", "batch_first", x, perm=[1, 0, 2])
+    g.weight("head", HIDDEN, VOCABULARY)
+    g.node("MatMul", "logits", x, "head")
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, [BATCH, SEQUENCE])
+    lengths = helper.make_tensor_value_info("lengths", TensorProto.INT32, [BATCH])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [BATCH, SEQUENCE, VOCABULARY])
+    save(g, "recurrent-layers", [ids, lengths], [logits])
+
+
 def quantized() -> None:
     g = Model(deviation=0.3)
     g.constant("scale", numpy.array(0.05, numpy.float32))
@@ -101,4 +141,5 @@ def quantized() -> None:
 
 if __name__ == "__main__":
     recurrent()
+    layers()
     quantized()

@@ -1,5 +1,5 @@
-//! Recurrent layers and loops, which the import unrolls. Every weight is trained, and every mesh and microbatch gives the gradients of the
-//! untransformed graph. A quantized model is refused.
+//! Recurrent layers and loops: those that are one operator, and those that the import unrolls. Every weight is trained, and every mesh and
+//! microbatch gives the gradients of the untransformed graph. A quantized model is refused.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -86,6 +86,39 @@ fn an_unrolled_model_is_split_over_data_ranks_and_tensor_ranks() {
     verify("--microbatch 1 --global-batch 4 --mesh dp=2");
     verify("--microbatch 1 --global-batch 4 --mesh dp=2 --zero 3");
     verify("--mesh tp=2");
+}
+
+/// Asserts the same for the layers that are one operator in each direction.
+#[track_caller]
+fn verify_layers(flags: &str) {
+    verification::passing(&model("recurrent-layers"), flags);
+}
+
+#[test]
+fn layers_compute_the_step_of_the_untransformed_graph() {
+    for flags in ["", "--microbatch 1 --global-batch 4", "--recompute full", "--recompute selective"] {
+        verify_layers(flags);
+        verify_layers(&format!("{flags} --mode cpu --tolerance 1e-5"));
+    }
+}
+
+#[test]
+fn layers_are_split_over_data_ranks_tensor_ranks_and_stages() {
+    for mesh in ["dp=2", "dp=2 --zero 3", "tp=2", "pp=2", "dp=2,tp=2", "pp=2,dp=2 --zero 1"] {
+        let batch = if mesh.contains("dp") { 4 } else { 2 };
+        for recompute in ["", " --recompute full"] {
+            verify_layers(&format!("--microbatch {batch} --global-batch 8 --mesh {mesh}{recompute}"));
+        }
+    }
+}
+
+#[test]
+fn layers_compute_in_f32_in_a_step_in_half_precision() {
+    for half in ["--bf16", "--fp16"] {
+        for mesh in ["", "--mesh dp=2", "--mesh tp=2", "--mesh pp=2"] {
+            verify_layers(&format!("{half} {mesh}"));
+        }
+    }
 }
 
 #[test]

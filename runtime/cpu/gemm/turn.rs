@@ -9,7 +9,7 @@ const COLUMNS: usize = 64;
 
 /// `to[c, r] (+)= from[r, c]`. The rows of `from` are `from_distance` elements apart, and the rows of `to` (the columns of `from`) are
 /// `to_distance` apart. Each slice starts with its matrix.
-pub(super) fn turn<T: Real>(
+pub(crate) fn turn<T: Real>(
     [rows, columns]: [usize; 2],
     (from, from_distance): (&[T], usize),
     (to, to_distance): (&mut [T], usize),

@@ -1,18 +1,27 @@
-//! Recurrent layers and their gradients. In each step one multiplication gives the product of the state and the weight for all entries of the
-//! batch; then the gates of each entry are computed.
+//! Recurrent layers and their gradients.
+//!
+//! A step has one task for each part of the layer: some hidden units of some entries of the batch. A task multiplies the states of its
+//! entries by its columns of the weight, and then computes its gates and its states, so the threads meet once in each step. A task reads
+//! the states of all units before the step, therefore the states after it are written beside them.
 //!
 //! Between two steps the state is in scratch, in the type in which it is computed. So f16 and bf16 are rounded only where a result is stored.
 
-use super::PARALLEL;
-use super::conv::reals;
+mod gru;
+mod lstm;
+mod product;
+mod rnn;
+
 use crate::call::Call;
 use crate::element::with_float;
-use crate::gemm::{Matrix, Multiply, gemm};
 use crate::math::{Float, Real};
-use crate::simd::vectorized;
-use crate::storage::{Scratch, narrow, widen};
+use crate::scratch::packed_len;
 use ir::ops::recurrent::{Cell, Recurrent, RecurrentGrad};
+use product::{LANES, Packed};
 use rayon::prelude::*;
+use std::ops::Range;
+
+/// The multiplications of a task, below which one more task takes longer than it saves.
+const TASK: usize = 1 << 17;
 
 /// A layer on the processor.
 struct Layer<'a, T> {
@@ -21,15 +30,34 @@ struct Layer<'a, T> {
     batch: usize,
     /// The number of hidden units.
     units: usize,
-    /// The number of gates of all units.
-    width: usize,
+    /// The number of gates of a unit.
+    gates: usize,
     /// The number of steps of each entry, if they differ.
     lengths: Option<Vec<i64>>,
-    /// `[width, units]`
-    weight: &'a [T],
+    /// The weight by which a step multiplies.
+    weight: Packed<'a, T>,
+    /// The number of entries of a task.
+    entries_of_task: usize,
+    /// The number of units of a task.
+    units_of_task: usize,
 }
 
+/// The part of a layer that one task computes.
+struct Part {
+    entries: Range<usize>,
+    units: Range<usize>,
+}
+
+/// The rows of a matrix that belong to a part of the layer. A row has an element for each unit of the part. An entry has one row or, in a
+/// matrix of gates, one row for each gate.
+type Rows<'a, S> = Vec<&'a mut [S]>;
+
 impl<T: Real> Layer<'_, T> {
+    /// Returns the number of gates of all units.
+    fn width(&self) -> usize {
+        self.gates * self.units
+    }
+
     /// Returns the steps in the order in which the layer goes through them.
     fn forwards(&self) -> Vec<usize> {
         if self.reverse { (0..self.steps).rev().collect() } else { (0..self.steps).collect() }
@@ -50,58 +78,116 @@ impl<T: Real> Layer<'_, T> {
         (before < self.steps && self.has(before, entry)).then_some(before * self.batch + entry)
     }
 
-    /// Returns the smallest number of entries of one task.
-    fn least(&self) -> usize {
-        (PARALLEL / 8 / self.width.max(1)).max(1)
+    /// Returns the state before a step of a part's entry: that of the step before, or the first state.
+    fn state_before<'s, S>(
+        &self,
+        [states, first]: [&'s [S]; 2],
+        part: &Part,
+        step: usize,
+        entry: usize,
+    ) -> &'s [S] {
+        match self.before(step, entry) {
+            Some(row) => self.of_row(states, part, row),
+            None => self.of_row(first, part, entry),
+        }
     }
 
-    /// `sums (+)= state · weightᵀ`
-    fn multiply(&self, state: &[T], sums: &mut [T], add: bool) {
-        gemm(
-            [self.batch, self.units, self.width],
-            (sums, Matrix::with_rows(self.width)),
-            (state, Matrix::with_rows(self.units)),
-            (self.weight, Matrix::with_rows(self.units).transposed()),
-            Multiply { factor: T::ONE, add, parallel: true },
+    /// Returns the elements of a part's units in a row of a matrix that has an element for each unit.
+    fn of_row<'s, S>(&self, matrix: &'s [S], part: &Part, row: usize) -> &'s [S] {
+        &matrix[row * self.units..][part.units.clone()]
+    }
+
+    /// Adds the products of a part's entries with its columns of the weight. `states` is the whole left operand.
+    fn multiply(&self, states: &[T], part: &Part, sums: &mut [&mut [T]]) {
+        let depth = self.weight.depth();
+        self.weight.add_products(
+            &states[part.entries.start * depth..part.entries.end * depth],
+            &part.units,
+            sums,
         );
     }
 
-    /// `dstate += dsums · weight`
-    fn multiply_back(&self, dsums: &[T], dstate: &mut [T]) {
-        gemm(
-            [self.batch, self.width, self.units],
-            (dstate, Matrix::with_rows(self.units)),
-            (dsums, Matrix::with_rows(self.width)),
-            (self.weight, Matrix::with_rows(self.units)),
-            Multiply { factor: T::ONE, add: true, parallel: true },
-        );
+    /// Returns the number of parts along the units, and that along the entries.
+    fn counts(&self) -> [usize; 2] {
+        [self.units.div_ceil(self.units_of_task), self.batch.div_ceil(self.entries_of_task)]
     }
+
+    /// Returns all parts of the layer.
+    fn parts(&self) -> impl Iterator<Item = Part> {
+        let [of_units, of_entries] = self.counts();
+        let range = |part: usize, size: usize, all: usize| part * size..((part + 1) * size).min(all);
+        (0..of_entries * of_units).map(move |part| Part {
+            entries: range(part / of_units, self.entries_of_task, self.batch),
+            units: range(part % of_units, self.units_of_task, self.units),
+        })
+    }
+
+    /// Cuts a matrix into the rows of each part. It has `gates` rows of all units for each entry.
+    fn cut<'s, S>(&self, matrix: &'s mut [S], gates: usize) -> Vec<Rows<'s, S>> {
+        let [of_units, of_entries] = self.counts();
+        let rows = self.entries_of_task.min(self.batch) * gates;
+        let mut parts: Vec<Rows<S>> = (0..of_entries * of_units).map(|_| Vec::with_capacity(rows)).collect();
+        for (row, units) in matrix.chunks_exact_mut(self.units).enumerate() {
+            let first = row / gates / self.entries_of_task * of_units;
+            for (part, units) in units.chunks_mut(self.units_of_task).enumerate() {
+                parts[first + part].push(units);
+            }
+        }
+        parts
+    }
+
+    /// Runs the tasks of a step. `parts` has the memory of each part of the layer, in the order of [`Self::parts`].
+    fn for_each<M: Send>(&self, parts: impl Iterator<Item = M>, task: impl Fn(&Part, M) + Sync) {
+        let mut tasks: Vec<(Part, M)> = self.parts().zip(parts).collect();
+        if tasks.len() == 1 {
+            return tasks.drain(..).for_each(|(part, memory)| task(&part, memory));
+        }
+        tasks.into_par_iter().with_max_len(1).for_each(|(part, memory)| task(&part, memory));
+    }
+
+    /// Adds the ways of the states' gradients through the weight: `dstate += dsums · weight`.
+    fn add_through_weight(&self, dsums: &[T], dstate: &mut [T]) {
+        let parts = self.cut(dstate, 1).into_iter();
+        self.for_each(parts, |part, mut dstate| self.multiply(dsums, part, &mut dstate));
+    }
+}
+
+/// The direction in which a weight is multiplied.
+enum Product {
+    /// `state · weightᵀ`
+    Forward,
+    /// `d sums · weight`
+    Backward,
 }
 
 /// Returns the layer of a call, and the rest of the scratch. The call has the weight and, behind the other operands, perhaps the lengths.
 fn layer<'a, S: Float>(
     call: &mut Call<'a>,
-    reverse: bool,
-    weight: usize,
+    (product, reverse): (Product, bool),
     sequence: &[usize],
-    others: usize,
+    [weight, others]: [usize; 2],
 ) -> (Layer<'a, S::Real>, &'a mut [S::Real]) {
     let sizes = &call.operand_view(weight).layout.sizes;
-    let (width, units) = (sizes[0], sizes[1]);
+    let (width, units, batch) = (sizes[0], sizes[1], sequence[1]);
     let lengths = (call.operands.len() > others).then(|| call.integers(others));
     let (elements, scratch) = (call.dense::<S>(weight), call.take_scratch::<S::Real>());
-    let is_converted = S::as_reals(elements).is_none();
-    let (room, scratch) = scratch.split_at_mut(if is_converted { width * units } else { 0 });
-    let layer = Layer {
-        reverse,
-        steps: sequence[0],
-        batch: sequence[1],
-        units,
-        width,
-        lengths,
-        weight: reals(elements, room),
+    let gates = width / units.max(1);
+    let (weight, scratch) = match product {
+        Product::Forward => {
+            let (room, scratch) = scratch.split_at_mut(packed_len(units, gates, units));
+            (Packed::transposed(elements, [units, gates, units], room), scratch)
+        }
+        Product::Backward => {
+            let (room, scratch) = scratch.split_at_mut(packed_len(width, 1, units));
+            (Packed::of(elements, [width, units], room), scratch)
+        }
     };
-    (layer, scratch)
+    // Parts are divided along the units: then a thread reads its own part of the weight in every step, which stays in its cache.
+    let tasks = rayon::current_num_threads().min(batch * width * units / TASK).max(1);
+    let units_of_task = units.div_ceil(tasks).next_multiple_of(LANES).max(LANES);
+    let entries_of_task = batch.div_ceil(tasks.div_ceil(units.div_ceil(units_of_task).max(1))).max(1);
+    let steps = sequence[0];
+    (Layer { reverse, steps, batch, units, gates, lengths, weight, entries_of_task, units_of_task }, scratch)
 }
 
 /// Returns the results as elements, in memory order.
@@ -111,42 +197,44 @@ fn results<'a, S: Float, const N: usize>(call: &mut Call<'a>) -> [&'a mut [S]; N
 
 pub(super) fn run(op: &Recurrent, mut call: Call) {
     let sequence = &call.operand_view(0).layout.sizes;
+    let direction = (Product::Forward, op.reverse);
     with_float!(call.dtype(), S => match op.cell {
         Cell::Lstm => {
-            let (layer, scratch) = layer::<S>(&mut call, op.reverse, 1, sequence, 4);
+            let (layer, scratch) = layer::<S>(&mut call, direction, sequence, [1, 4]);
             let [x, hidden, cell] = [0, 2, 3].map(|i| call.dense::<S>(i));
-            lstm(&layer, x, [hidden, cell], scratch, results(&mut call));
+            lstm::run(&layer, x, [hidden, cell], scratch, results(&mut call));
         }
         Cell::Gru => {
-            let (layer, scratch) = layer::<S>(&mut call, op.reverse, 1, sequence, 4);
+            let (layer, scratch) = layer::<S>(&mut call, direction, sequence, [1, 4]);
             let [x, hidden, bias] = [0, 2, 3].map(|i| call.dense::<S>(i));
-            gru(&layer, x, hidden, bias, scratch, results(&mut call));
+            gru::run(&layer, x, hidden, bias, scratch, results(&mut call));
         }
         Cell::Rnn | Cell::RnnRelu => {
-            let (layer, scratch) = layer::<S>(&mut call, op.reverse, 1, sequence, 3);
+            let (layer, scratch) = layer::<S>(&mut call, direction, sequence, [1, 3]);
             let [x, hidden] = [0, 2].map(|i| call.dense::<S>(i));
-            rnn(&layer, op.cell == Cell::RnnRelu, x, hidden, scratch, results(&mut call));
+            rnn::run(&layer, op.cell == Cell::RnnRelu, x, hidden, scratch, results(&mut call));
         }
     });
 }
 
 pub(super) fn gradient(op: &RecurrentGrad, mut call: Call) {
     let sequence = &call.result_view(0).layout.sizes;
+    let direction = (Product::Backward, op.reverse);
     with_float!(call.dtype(), S => match op.cell {
         Cell::Lstm => {
-            let (layer, scratch) = layer::<S>(&mut call, op.reverse, 0, sequence, 7);
+            let (layer, scratch) = layer::<S>(&mut call, direction, sequence, [0, 7]);
             let operands = [1, 2, 3, 4, 5, 6].map(|i| call.dense::<S>(i));
-            lstm_gradient(&layer, operands, scratch, results(&mut call));
+            lstm::gradient(&layer, operands, scratch, results(&mut call));
         }
         Cell::Gru => {
-            let (layer, scratch) = layer::<S>(&mut call, op.reverse, 0, sequence, 6);
+            let (layer, scratch) = layer::<S>(&mut call, direction, sequence, [0, 6]);
             let operands = [1, 2, 3, 4, 5].map(|i| call.dense::<S>(i));
-            gru_gradient(&layer, operands, scratch, results(&mut call));
+            gru::gradient(&layer, operands, scratch, results(&mut call));
         }
         Cell::Rnn | Cell::RnnRelu => {
-            let (layer, scratch) = layer::<S>(&mut call, op.reverse, 0, sequence, 4);
+            let (layer, scratch) = layer::<S>(&mut call, direction, sequence, [0, 4]);
             let operands = [1, 2, 3].map(|i| call.dense::<S>(i));
-            rnn_gradient(&layer, op.cell == Cell::RnnRelu, operands, scratch, results(&mut call));
+            rnn::gradient(&layer, op.cell == Cell::RnnRelu, operands, scratch, results(&mut call));
         }
     });
 }
@@ -156,348 +244,7 @@ fn of_step<T>(all: &mut [T], step: usize, width: usize) -> &mut [T] {
     &mut all[step * width..][..width]
 }
 
-fn zero<S: Float>() -> S {
-    S::narrow(S::Real::ZERO)
-}
-
-fn lstm<S: Float>(
-    layer: &Layer<S::Real>,
-    x: &[S],
-    [hidden, before]: [&[S]; 2],
-    scratch: &mut [S::Real],
-    [y, last, last_cell, gates, cells]: [&mut [S]; 5],
-) {
-    let (batch, units, width) = (layer.batch, layer.units, layer.width);
-    let (state, rest) = scratch.split_at_mut(batch * units);
-    let (cell, sums) = rest.split_at_mut(batch * units);
-    let sums = &mut sums[..batch * width];
-    widen(hidden, state);
-    widen(before, cell);
-    for step in layer.forwards() {
-        widen(&x[step * batch * width..][..batch * width], sums);
-        layer.multiply(state, sums, true);
-        let made = (
-            of_step(y, step, batch * units).par_chunks_exact_mut(units),
-            of_step(gates, step, batch * width).par_chunks_exact_mut(width),
-            of_step(cells, step, batch * units).par_chunks_exact_mut(units),
-        );
-        let states = (state.par_chunks_exact_mut(units), cell.par_chunks_exact_mut(units));
-        let entries = (sums.par_chunks_exact_mut(width), states, made).into_par_iter().enumerate();
-        entries.with_min_len(layer.least()).for_each(|(entry, (sums, (state, cell), (y, gates, cells)))| {
-            if !layer.has(step, entry) {
-                [y, gates, cells].into_iter().for_each(|made| made.fill(zero()));
-                return;
-            }
-            lstm_gates(sums, cell, state);
-            narrow(state, y);
-            narrow(sums, gates);
-            narrow(cell, cells);
-        });
-    }
-    narrow(state, last);
-    narrow(cell, last_cell);
-}
-
-vectorized! {
-    /// Replaces the sums by the gates `i, o, f, g`, and the states by those after the step.
-    fn lstm_gates<'a; T: Real>(sums: &'a mut [T], cell: &'a mut [T], state: &'a mut [T]) {
-        let units = state.len();
-        let (input, rest) = sums.split_at_mut(units);
-        let (output, rest) = rest.split_at_mut(units);
-        let (forget, new) = rest.split_at_mut(units);
-        let (new, cell) = (&mut new[..units], &mut cell[..units]);
-        for unit in 0..units {
-            let [i, o, f] = [input[unit], output[unit], forget[unit]].map(Real::sigmoid);
-            let g = new[unit].tanh();
-            (input[unit], output[unit], forget[unit], new[unit]) = (i, o, f, g);
-            cell[unit] = f.mul_add(cell[unit], i * g);
-            state[unit] = o * cell[unit].tanh();
-        }
-    }
-
-    /// Computes the gradients of the sums, and replaces those of the states by those before the step. That of the hidden state lacks its
-    /// way through the weight.
-    fn lstm_gates_gradient<'a; T: Real>(
-        gates: &'a [T],
-        cell: &'a [T],
-        before: &'a [T],
-        dy: &'a [T],
-        dstate: &'a mut [T],
-        dcell: &'a mut [T],
-        dsums: &'a mut [T],
-    ) {
-        let units = dstate.len();
-        let [input, output, forget, new] = [0, 1, 2, 3].map(|gate| &gates[gate * units..][..units]);
-        let (dinput, rest) = dsums.split_at_mut(units);
-        let (doutput, rest) = rest.split_at_mut(units);
-        let (dforget, dnew) = rest.split_at_mut(units);
-        let (dnew, dcell) = (&mut dnew[..units], &mut dcell[..units]);
-        let (cell, before, dy) = (&cell[..units], &before[..units], &dy[..units]);
-        for unit in 0..units {
-            let [i, o, f, g] = [input[unit], output[unit], forget[unit], new[unit]];
-            let (d, shown) = (dstate[unit] + dy[unit], cell[unit].tanh());
-            let of_cell = (d * o).mul_add(T::ONE - shown * shown, dcell[unit]);
-            dinput[unit] = of_cell * g * i * (T::ONE - i);
-            doutput[unit] = d * shown * o * (T::ONE - o);
-            dforget[unit] = of_cell * before[unit] * f * (T::ONE - f);
-            dnew[unit] = of_cell * i * (T::ONE - g * g);
-            dcell[unit] = of_cell * f;
-            dstate[unit] = T::ZERO;
-        }
-    }
-}
-
-fn lstm_gradient<S: Float>(
-    layer: &Layer<S::Real>,
-    [first, gates, cells, dy, dlast, dlast_cell]: [&[S]; 6],
-    scratch: &mut [S::Real],
-    [dx, dhidden, dfirst]: [&mut [S]; 3],
-) {
-    let (batch, units, width) = (layer.batch, layer.units, layer.width);
-    let (dstate, rest) = scratch.split_at_mut(batch * units);
-    let (dcell, dsums) = rest.split_at_mut(batch * units);
-    let dsums = &mut dsums[..batch * width];
-    widen(dlast, dstate);
-    widen(dlast_cell, dcell);
-    for step in layer.backwards() {
-        let states = (dstate.par_chunks_exact_mut(units), dcell.par_chunks_exact_mut(units));
-        let dx = of_step(dx, step, batch * width).par_chunks_exact_mut(width);
-        let entries = (dsums.par_chunks_exact_mut(width), states, dx).into_par_iter().enumerate();
-        let rows = || [(); 4].map(|()| Scratch::new());
-        entries.with_min_len(layer.least()).for_each_init(
-            rows,
-            |rows, (entry, (dsums, (dstate, dcell), dx))| {
-                if !layer.has(step, entry) {
-                    dsums.fill(S::Real::ZERO);
-                    dx.fill(zero());
-                    return;
-                }
-                let row = step * batch + entry;
-                let before = match layer.before(step, entry) {
-                    Some(before) => &cells[before * units..][..units],
-                    None => &first[entry * units..][..units],
-                };
-                let own = [&gates[row * width..][..width], &cells[row * units..][..units], before];
-                let [wide_gates, wide_cell, wide_before, wide_dy] = rows;
-                let dy = wide_dy.read(&dy[row * units..][..units]);
-                let (gates, cell, before) =
-                    (wide_gates.read(own[0]), wide_cell.read(own[1]), wide_before.read(own[2]));
-                lstm_gates_gradient(gates, cell, before, dy, dstate, dcell, dsums);
-                narrow(dsums, dx);
-            },
-        );
-        layer.multiply_back(dsums, dstate);
-    }
-    narrow(dstate, dhidden);
-    narrow(dcell, dfirst);
-}
-
-fn gru<S: Float>(
-    layer: &Layer<S::Real>,
-    x: &[S],
-    hidden: &[S],
-    bias: &[S],
-    scratch: &mut [S::Real],
-    [y, last, gates]: [&mut [S]; 3],
-) {
-    let (batch, units, width) = (layer.batch, layer.units, layer.width);
-    let (state, products) = scratch.split_at_mut(batch * units);
-    let products = &mut products[..batch * width];
-    let mut wide_bias = Scratch::new();
-    let bias = wide_bias.read(bias);
-    widen(hidden, state);
-    for step in layer.forwards() {
-        layer.multiply(state, products, false);
-        let x = x[step * batch * width..][..batch * width].par_chunks_exact(width);
-        let y = of_step(y, step, batch * units).par_chunks_exact_mut(units);
-        let gates = of_step(gates, step, batch * 4 * units).par_chunks_exact_mut(4 * units);
-        let states = (products.par_chunks_exact(width), state.par_chunks_exact_mut(units));
-        let entries = (x, states, y, gates).into_par_iter().enumerate().with_min_len(layer.least());
-        let rows = || [Scratch::new(), Scratch::new()];
-        entries.for_each_init(rows, |[wide_x, wide_gates], (entry, (x, (product, state), y, gates))| {
-            if !layer.has(step, entry) {
-                y.fill(zero());
-                gates.fill(zero());
-                return;
-            }
-            let x = wide_x.read(x);
-            wide_gates.write(gates, |gates| gru_gates(x, product, bias, gates, state));
-            narrow(state, y);
-        });
-    }
-    narrow(state, last);
-}
-
-vectorized! {
-    /// Computes the gates `z, r, n` and the product of the new gate with its bias, and replaces the state by that after the step.
-    fn gru_gates<'a; T: Real>(x: &'a [T], product: &'a [T], bias: &'a [T], gates: &'a mut [T], state: &'a mut [T]) {
-        let units = state.len();
-        let thirds = |all: &'a [T]| [0, 1, 2].map(|gate| &all[gate * units..][..units]);
-        let ([x_z, x_r, x_n], [p_z, p_r, p_n], [b_z, b_r, b_n]) = (thirds(x), thirds(product), thirds(bias));
-        let (update, rest) = gates.split_at_mut(units);
-        let (reset, rest) = rest.split_at_mut(units);
-        let (new, inner) = rest.split_at_mut(units);
-        let inner = &mut inner[..units];
-        for unit in 0..units {
-            let z = (x_z[unit] + p_z[unit] + b_z[unit]).sigmoid();
-            let r = (x_r[unit] + p_r[unit] + b_r[unit]).sigmoid();
-            let q = p_n[unit] + b_n[unit];
-            let n = r.mul_add(q, x_n[unit]).tanh();
-            (update[unit], reset[unit], new[unit], inner[unit]) = (z, r, n, q);
-            state[unit] = z.mul_add(state[unit] - n, n);
-        }
-    }
-
-    /// Computes the gradients of the sums, `dx`, and of the products with their bias, and replaces that of the state by that before the step
-    /// without its way through the weight.
-    fn gru_gates_gradient<'a; T: Real>(
-        gates: &'a [T],
-        before: &'a [T],
-        dy: &'a [T],
-        dstate: &'a mut [T],
-        dx: &'a mut [T],
-        dproduct: &'a mut [T],
-    ) {
-        let units = dstate.len();
-        let [update, reset, new, inner] = [0, 1, 2, 3].map(|gate| &gates[gate * units..][..units]);
-        let (before, dy) = (&before[..units], &dy[..units]);
-        let (dx_z, rest) = dx.split_at_mut(units);
-        let (dx_r, dx_n) = rest.split_at_mut(units);
-        let (dp_z, rest) = dproduct.split_at_mut(units);
-        let (dp_r, dp_n) = rest.split_at_mut(units);
-        let (dx_n, dp_n) = (&mut dx_n[..units], &mut dp_n[..units]);
-        for unit in 0..units {
-            let [z, r, n, q] = [update[unit], reset[unit], new[unit], inner[unit]];
-            let d = dstate[unit] + dy[unit];
-            let of_new = d * (T::ONE - z) * (T::ONE - n * n);
-            let of_update = d * (before[unit] - n) * z * (T::ONE - z);
-            let of_reset = of_new * q * r * (T::ONE - r);
-            (dx_z[unit], dx_r[unit], dx_n[unit]) = (of_update, of_reset, of_new);
-            (dp_z[unit], dp_r[unit], dp_n[unit]) = (of_update, of_reset, of_new * r);
-            dstate[unit] = d * z;
-        }
-    }
-}
-
-fn gru_gradient<S: Float>(
-    layer: &Layer<S::Real>,
-    [hidden, y, gates, dy, dlast]: [&[S]; 5],
-    scratch: &mut [S::Real],
-    [dx, dproduct, dhidden]: [&mut [S]; 3],
-) {
-    let (batch, units, width) = (layer.batch, layer.units, layer.width);
-    let (dstate, products) = scratch.split_at_mut(batch * units);
-    let products = &mut products[..batch * width];
-    widen(dlast, dstate);
-    for step in layer.backwards() {
-        let made = (
-            of_step(dx, step, batch * width).par_chunks_exact_mut(width),
-            of_step(dproduct, step, batch * width).par_chunks_exact_mut(width),
-        );
-        let states = (products.par_chunks_exact_mut(width), dstate.par_chunks_exact_mut(units));
-        let entries = (states, made).into_par_iter().enumerate().with_min_len(layer.least());
-        let rows = || [(); 4].map(|()| Scratch::new());
-        entries.for_each_init(rows, |rows, (entry, ((product, dstate), (dx, dproduct)))| {
-            if !layer.has(step, entry) {
-                product.fill(S::Real::ZERO);
-                dx.fill(zero());
-                dproduct.fill(zero());
-                return;
-            }
-            let row = step * batch + entry;
-            let before = match layer.before(step, entry) {
-                Some(before) => &y[before * units..][..units],
-                None => &hidden[entry * units..][..units],
-            };
-            let [wide_gates, wide_before, wide_dy, wide_dx] = rows;
-            let gates = wide_gates.read(&gates[row * 4 * units..][..4 * units]);
-            let (before, dy) = (wide_before.read(before), wide_dy.read(&dy[row * units..][..units]));
-            wide_dx.write(dx, |dx| gru_gates_gradient(gates, before, dy, dstate, dx, product));
-            narrow(product, dproduct);
-        });
-        layer.multiply_back(products, dstate);
-    }
-    narrow(dstate, dhidden);
-}
-
-fn rnn<S: Float>(
-    layer: &Layer<S::Real>,
-    relu: bool,
-    x: &[S],
-    hidden: &[S],
-    scratch: &mut [S::Real],
-    [y, last]: [&mut [S]; 2],
-) {
-    let (batch, units) = (layer.batch, layer.units);
-    let (state, sums) = scratch.split_at_mut(batch * units);
-    let sums = &mut sums[..batch * units];
-    widen(hidden, state);
-    for step in layer.forwards() {
-        widen(&x[step * batch * units..][..batch * units], sums);
-        layer.multiply(state, sums, true);
-        let y = of_step(y, step, batch * units).par_chunks_exact_mut(units);
-        let entries = (sums.par_chunks_exact(units), state.par_chunks_exact_mut(units), y).into_par_iter();
-        entries.enumerate().with_min_len(layer.least()).for_each(|(entry, (sums, state, y))| {
-            if layer.has(step, entry) {
-                rnn_units(relu, sums, state);
-                narrow(state, y);
-            } else {
-                y.fill(zero());
-            }
-        });
-    }
-    narrow(state, last);
-}
-
-vectorized! {
-    /// `state = tanh(sums)`, or the sums that are larger than 0.
-    fn rnn_units<'a; T: Real>(relu: bool, sums: &'a [T], state: &'a mut [T]) {
-        if relu {
-            state.iter_mut().zip(sums).for_each(|(state, &sum)| *state = sum.larger(T::ZERO));
-        } else {
-            state.iter_mut().zip(sums).for_each(|(state, &sum)| *state = sum.tanh());
-        }
-    }
-
-    /// Computes the gradients of the sums. That of the state before the step has no way but through the weight.
-    fn rnn_units_gradient<'a; T: Real>(relu: bool, y: &'a [T], dy: &'a [T], dstate: &'a mut [T], dsums: &'a mut [T]) {
-        for (((&y, &dy), dstate), dsum) in y.iter().zip(dy).zip(dstate.iter_mut()).zip(dsums.iter_mut()) {
-            let d = *dstate + dy;
-            let through = if relu { if y > T::ZERO { d } else { T::ZERO } } else { d * (T::ONE - y * y) };
-            (*dsum, *dstate) = (through, T::ZERO);
-        }
-    }
-}
-
-fn rnn_gradient<S: Float>(
-    layer: &Layer<S::Real>,
-    relu: bool,
-    [y, dy, dlast]: [&[S]; 3],
-    scratch: &mut [S::Real],
-    [dx, dhidden]: [&mut [S]; 2],
-) {
-    let (batch, units) = (layer.batch, layer.units);
-    let (dstate, dsums) = scratch.split_at_mut(batch * units);
-    let dsums = &mut dsums[..batch * units];
-    widen(dlast, dstate);
-    for step in layer.backwards() {
-        let dx = of_step(dx, step, batch * units).par_chunks_exact_mut(units);
-        let entries =
-            (dsums.par_chunks_exact_mut(units), dstate.par_chunks_exact_mut(units), dx).into_par_iter();
-        let rows = || [Scratch::new(), Scratch::new()];
-        let entries = entries.enumerate().with_min_len(layer.least());
-        entries.for_each_init(rows, |[wide_y, wide_dy], (entry, (dsums, dstate, dx))| {
-            if !layer.has(step, entry) {
-                dsums.fill(S::Real::ZERO);
-                dx.fill(zero());
-                return;
-            }
-            let row = (step * batch + entry) * units;
-            let (y, dy) = (wide_y.read(&y[row..][..units]), wide_dy.read(&dy[row..][..units]));
-            rnn_units_gradient(relu, y, dy, dstate, dsums);
-            narrow(dsums, dx);
-        });
-        layer.multiply_back(dsums, dstate);
-    }
-    narrow(dstate, dhidden);
+/// Sets all elements of some rows to zero.
+fn clear<'a, 'b: 'a, S: Float + 'b>(rows: impl IntoIterator<Item = &'a mut &'b mut [S]>) {
+    rows.into_iter().for_each(|row| row.fill(S::narrow(S::Real::ZERO)));
 }

@@ -3,7 +3,7 @@
 import torch
 from family import Family
 from images import image
-from language import tokens
+from language import TOKENS, tokens
 from torch import nn
 from torch.nn import functional
 
@@ -11,14 +11,49 @@ from torch.nn import functional
 class Recurrent(nn.Module):
     """Two layers in both directions. At a width of 72 each matrix has more than 8,192 elements."""
 
-    def __init__(self, kind, width):
+    def __init__(self, kind, width, **settings):
         super().__init__()
         self.embedding = nn.Embedding(128, 16)
-        self.layers = getattr(nn, kind)(16, width, num_layers=2, batch_first=True, bidirectional=True)
+        self.layers = getattr(nn, kind)(16, width, num_layers=2, batch_first=True, bidirectional=True, **settings)
         self.head = nn.Linear(2 * width, 10)
 
     def forward(self, x):
         return self.head(self.layers(self.embedding(x))[0].mean(1))
+
+
+class Started(nn.Module):
+    """Two layers that start from trained states, with the steps or the batch first. The last states are read too."""
+
+    def __init__(self, kind, width=20, batch_first=True, both=True, **settings):
+        super().__init__()
+        self.embedding, self.batch_first = nn.Embedding(128, 16), batch_first
+        self.layers = getattr(nn, kind)(16, width, num_layers=2, batch_first=batch_first, bidirectional=both, **settings)
+        count, states = 4 if both else 2, 2 if kind == "LSTM" else 1
+        self.start = nn.ParameterList(nn.Parameter(0.3 * torch.randn(count, 1, width)) for _ in range(states))
+        self.head, self.of_last = nn.Linear(width * (2 if both else 1), 10), nn.Linear(width, 10)
+
+    def first(self, batch):
+        states = tuple(state.expand(-1, batch, -1).contiguous() for state in self.start)
+        return states if len(states) == 2 else states[0]
+
+    def forward(self, x):
+        batch, x = x.shape[0], self.embedding(x)
+        y, last = self.layers(x if self.batch_first else x.transpose(0, 1), self.first(batch))
+        last = sum(last) if isinstance(last, tuple) else last
+        return self.head(y.mean(1 if self.batch_first else 0)) + self.of_last(last.mean(0))
+
+
+class Ragged(Started):
+    """The same for a batch whose entries have lengths of their own."""
+
+    def forward(self, x, lengths):
+        batch, steps, x = x.shape[0], x.shape[1], self.embedding(x)
+        x = x if self.batch_first else x.transpose(0, 1)
+        rows = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=self.batch_first)
+        rows, last = self.layers(rows, self.first(batch))
+        y = nn.utils.rnn.pad_packed_sequence(rows, batch_first=self.batch_first, total_length=steps)[0]
+        last = sum(last) if isinstance(last, tuple) else last
+        return self.head(y.mean(1 if self.batch_first else 0)) + self.of_last(last.mean(0))
 
 
 class UNet(nn.Module):
@@ -71,9 +106,19 @@ def conv(normalize, *, training=False, loss="classes", side=16, **settings):
     return Family(build, training=training, loss=loss, **settings)
 
 
-def recurrent(kind, width=24, **settings):
+def recurrent(kind, width=24, lost=None, **settings):
     """Returns a family of recurrent layers."""
-    return Family(lambda: (Recurrent(kind, width), (tokens(),)), **settings)
+    return Family(lambda: (Recurrent(kind, width, **settings), (tokens(),)), lost=lost or {})
+
+
+def started(kind, **settings):
+    """Returns a family of recurrent layers with trained first states."""
+    return Family(lambda: (Started(kind, **settings), (tokens(),)))
+
+
+def ragged(kind, **settings):
+    """Returns a family of recurrent layers with lengths. Only the legacy exporter takes them."""
+    return Family(lambda: (Ragged(kind, **settings), (tokens(4), torch.tensor([TOKENS, 9, 8, 1]))))
 
 
 def autoencoder():
@@ -125,6 +170,19 @@ FAMILIES = {
     "GRU, large": recurrent("GRU", 72),
     # The exporter writes each step by itself, and folds the first one's product with a state of zeros and its bias.
     "RNN": recurrent("RNN", lost={"dynamo": "a use of `bias_hh`"}),
+    "RNN, relu": recurrent("RNN", nonlinearity="relu", lost={"dynamo": "a use of `bias_hh`"}),
+    "LSTM, first states": started("LSTM"),
+    "LSTM, first states, steps first": started("LSTM", batch_first=False, both=False),
+    "GRU, first states": started("GRU"),
+    "GRU, first states, steps first": started("GRU", batch_first=False, both=False),
+    "RNN, first states": started("RNN"),
+    "RNN, relu, first states, steps first": started("RNN", batch_first=False, both=False, nonlinearity="relu"),
+    "LSTM, lengths": ragged("LSTM"),
+    "LSTM, lengths, steps first": ragged("LSTM", batch_first=False, both=False),
+    "GRU, lengths": ragged("GRU"),
+    "GRU, lengths, steps first": ragged("GRU", batch_first=False, both=False),
+    "RNN, lengths": ragged("RNN"),
+    "RNN, relu, lengths, steps first": ragged("RNN", batch_first=False, both=False, nonlinearity="relu"),
     "TransformerEncoder": Family(encoder),
     "MultiheadAttention": Family(lambda: (Attention(), (tokens(),))),
     "autoencoder (GroupNorm, ConvTranspose2d)": Family(autoencoder, loss="distance"),

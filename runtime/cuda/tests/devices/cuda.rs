@@ -24,6 +24,7 @@ mod pool;
 mod programs;
 mod ptx;
 mod ranking;
+mod recurrent;
 mod reduce;
 mod renew;
 mod rotary;

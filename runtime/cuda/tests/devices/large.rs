@@ -13,6 +13,7 @@ use ir::ops::indexing::{Gather, GatherGrad};
 use ir::ops::loss::{CrossEntropy, CrossEntropyGrad};
 use ir::ops::norm::{LayerNorm, LayerNormGrad, RmsNorm, RmsNormGrad};
 use ir::ops::optimizer::{Adagrad, Adam, Adam8bit, Lion, Sgd};
+use ir::ops::recurrent::{Cell, Recurrent, RecurrentGrad};
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::rotary::Rotary;
 use ir::ops::shape::{Concat, Pad};
@@ -190,6 +191,43 @@ fn multiplications_that_threads_share_or_divide() {
         w.op(Contract::new("eck,ecn->ekn"), &[x, y]);
         w.op(Contract::new("ecn,ekn->eck"), &[y, matrices]);
     });
+}
+
+/// Many units of few entries, with a part of a panel at their end, and few units of many entries.
+#[test]
+fn recurrent_layers_whose_units_or_entries_are_divided() {
+    for ((cell, _), [t, b, h]) in
+        Cell::ALL.into_iter().flat_map(|cell| [(cell, [3, 20, 150]), (cell, [2, 600, 24])])
+    {
+        check(|w| {
+            let reverse = h == 24;
+            let (gates, dtype) = (cell.gates() as usize, w.dtype);
+            let (x, weight, hidden) =
+                (w.floats(&[t, b, gates * h]), w.floats(&[gates * h, h]), w.floats(&[b, h]));
+            // The gradients of the last step shrink on their way to the first.
+            let small = w.scalar(dtype, 0.5 / (h as f64).sqrt());
+            let weight = w.op(Binary::Mul, &[weight, small])[0];
+            let lengths = w.integers(&[b], t as i64 + 1);
+            let (dy, dlast) = (w.floats(&[t, b, h]), w.floats(&[b, h]));
+            let extra = match cell {
+                Cell::Lstm => vec![w.floats(&[b, h])],
+                Cell::Gru => vec![w.floats(&[gates * h])],
+                Cell::Rnn | Cell::RnnRelu => vec![],
+            };
+            for lengths in [vec![], vec![lengths]] {
+                let operands = [&[x, weight, hidden][..], &extra, &lengths].concat();
+                let made = w.op(Recurrent { cell, reverse }, &operands);
+                let kept = match cell {
+                    Cell::Lstm => vec![extra[0], made[3], made[4]],
+                    Cell::Gru => vec![hidden, made[0], made[2]],
+                    Cell::Rnn | Cell::RnnRelu => vec![made[0]],
+                };
+                let dstates = if cell == Cell::Lstm { vec![dlast, dlast] } else { vec![dlast] };
+                let operands = [&[weight][..], &kept, &[dy], &dstates, &lengths].concat();
+                w.op(RecurrentGrad { cell, reverse }, &operands);
+            }
+        });
+    }
 }
 
 #[test]

@@ -120,8 +120,9 @@ vectorized! {
         let (input, output, forget) = (&mut input[..count], &mut output[..count], &mut forget[..count]);
         let (new, cell) = (&mut new[..count], &mut cell[..count]);
         for unit in 0..count {
-            let [i, o, f] = [input[unit], output[unit], forget[unit]].map(Real::sigmoid);
-            let g = new[unit].tanh();
+            // The compiler does not inline `map` of an array here, and then compiles its function for old processors.
+            let (i, o) = (input[unit].sigmoid(), output[unit].sigmoid());
+            let (f, g) = (forget[unit].sigmoid(), new[unit].tanh());
             (input[unit], output[unit], forget[unit], new[unit]) = (i, o, f, g);
             cell[unit] = f.mul_add(cell[unit], i * g);
             state[unit] = o * cell[unit].tanh();

@@ -202,7 +202,9 @@ impl<'a> RuleParser<'a> {
         for word in words {
             if let Some(kind) = star(word) {
                 // Aligned at the last dim: the i-th dim from the right has the same factor in all tensors.
-                dims.extend((0..stars).rev().map(|i| DimFactors::from_elem(self.factor(Name::Star(i), kind), 1)));
+                dims.extend(
+                    (0..stars).rev().map(|i| DimFactors::from_elem(self.factor(Name::Star(i), kind), 1)),
+                );
             } else {
                 dims.push(parse_word(word).into_iter().map(|(name, kind)| self.factor(name, kind)).collect());
             }

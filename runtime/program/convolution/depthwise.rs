@@ -173,13 +173,6 @@ impl Depthwise {
         if groups < 2 || inputs != 1 || !(1..=MOST_OUTPUTS).contains(&outputs) || geometry.is_pointwise() {
             return None;
         }
-        let depthwise = Self::planes(geometry, made, STRIP)?;
-        let share = depthwise.share().into_iter().fold(0, usize::saturating_add);
-        (share <= MOST_SHARE).then_some(depthwise)
-    }
-
-    /// Returns the planes of a channel, in strips of about this number of sums. `None` if no window meets the image.
-    pub(super) fn planes(geometry: &Geometry, made: ConvolutionResult, strip: usize) -> Option<Self> {
         let mut step = 1;
         let mut sides = Vec::new();
         for side in geometry.sides.iter().rev() {
@@ -191,10 +184,12 @@ impl Depthwise {
             step *= side.kernel;
         }
         sides.reverse();
-        Some(Self::with_sides(sides, made, geometry.outputs, strip))
+        let depthwise = Self::with_sides(sides, made, outputs);
+        let share = depthwise.share().into_iter().fold(0, usize::saturating_add);
+        (share <= MOST_SHARE).then_some(depthwise)
     }
 
-    fn with_sides(sides: Vec<DepthwiseSide>, made: ConvolutionResult, outputs: usize, strip: usize) -> Self {
+    fn with_sides(sides: Vec<DepthwiseSide>, made: ConvolutionResult, outputs: usize) -> Self {
         let (mut single, mut sides): (Vec<_>, Vec<_>) = sides.into_iter().partition(DepthwiseSide::is_single);
         if sides.is_empty() {
             sides.extend(single.pop());
@@ -203,7 +198,7 @@ impl Depthwise {
         for i in (1..sides.len()).rev() {
             pitches[i - 1] = pitches[i].saturating_mul(sides[i].width());
         }
-        let strip = (strip / pitches[0]).clamp(1, sides[0].sums);
+        let strip = (STRIP / pitches[0]).clamp(1, sides[0].sums);
         // A side that is left out has one tap.
         let place = single.iter().map(|side| side.taps[0].place).sum();
         let mut taps = vec![Tap { place, ..Tap::default() }];
@@ -262,18 +257,6 @@ impl Depthwise {
         let sides = iter::once(strip).chain(self.sides.iter().skip(1).map(|side| side.sums));
         let last = sides.zip(&self.pitches).map(|(sums, pitch)| (sums - 1).saturating_mul(*pitch));
         last.fold(1, usize::saturating_add)
-    }
-
-    /// Returns the number of sums along the first side of a strip.
-    pub(super) fn strip(&self) -> usize {
-        self.strip
-    }
-
-    /// Returns the number of sums of all strips, and the number of those that are dropped.
-    pub(super) fn whole(&self) -> (usize, usize) {
-        let kept = self.sides.iter().map(|side| side.sums).fold(1, usize::saturating_mul);
-        let sums = self.sums(self.sides[0].sums);
-        (kept, sums - kept)
     }
 
     /// Returns the number of elements of a plane that is read.

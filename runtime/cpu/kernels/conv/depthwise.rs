@@ -3,8 +3,10 @@
 //! A task computes one group of one image, or one group of the gradient of the weight over all images. So the result does not depend on
 //! the number of threads.
 
-pub(super) mod lines;
-pub(super) mod sums;
+mod lines;
+mod sums;
+#[cfg(test)]
+mod tests;
 
 use crate::math::{Float, Real};
 use lines::{Lines, read, write};
@@ -31,7 +33,7 @@ pub(super) fn run<S: Float>(
 
 /// Calls `task` with the number of each block of the result, the block, and scratch. Before the first call with a part of the scratch,
 /// that part is set to zero.
-pub(super) fn for_each_block<S: Float>(
+fn for_each_block<S: Float>(
     c: &Convolution,
     result: &mut [S],
     scratch: &mut [S::Real],

@@ -5,7 +5,7 @@ use crate::simd::vectorized;
 use program::convolution::depthwise::Alignment;
 
 /// The lines along the last side that a channel of a tensor and a plane have in common.
-pub(in crate::kernels::conv) struct Lines {
+pub(super) struct Lines {
     /// The places of the first element of each line: in the tensor and in the plane.
     starts: Vec<[usize; 2]>,
     /// The number of elements of a line.
@@ -17,7 +17,7 @@ pub(in crate::kernels::conv) struct Lines {
 impl Lines {
     /// Returns the lines of a channel with these sides. `first` has the places of the channel and the plane; `pitches` has the distances
     /// in the plane between neighbours along each side.
-    pub(in crate::kernels::conv) fn new(sides: &[Alignment], pitches: &[usize], first: [usize; 2]) -> Self {
+    pub(super) fn new(sides: &[Alignment], pitches: &[usize], first: [usize; 2]) -> Self {
         let (mut starts, mut count, mut stride) = (vec![first], 0, 1);
         let mut distance: usize = sides.iter().map(|side| side.size).product();
         for (i, (side, pitch)) in sides.iter().zip(pitches).enumerate() {
@@ -37,14 +37,14 @@ impl Lines {
     }
 
     /// Returns the places in the plane of all elements.
-    pub(in crate::kernels::conv) fn in_plane(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn in_plane(&self) -> impl Iterator<Item = usize> {
         self.starts.iter().flat_map(|&[_, start]| start..start + self.count)
     }
 }
 
 vectorized! {
     /// Copies lines from a tensor into planes.
-    pub(in crate::kernels::conv) fn read<'a; S: Float>(lines: &'a [Lines], tensor: &'a [S], planes: &'a mut [S::Real]) {
+    pub(super) fn read<'a; S: Float>(lines: &'a [Lines], tensor: &'a [S], planes: &'a mut [S::Real]) {
         for Lines { starts, count, stride } in lines {
             for &[from, to] in starts {
                 let (from, to) = (&tensor[from..], &mut planes[to..to + count]);
@@ -62,7 +62,7 @@ vectorized! {
     }
 
     /// Rounds lines from a plane into a tensor.
-    pub(in crate::kernels::conv) fn write<'a; S: Float>(lines: &'a Lines, plane: &'a [S::Real], tensor: &'a mut [S]) {
+    pub(super) fn write<'a; S: Float>(lines: &'a Lines, plane: &'a [S::Real], tensor: &'a mut [S]) {
         let Lines { starts, count, stride } = lines;
         for &[to, from] in starts {
             let (from, to) = (&plane[from..from + count], &mut tensor[to..]);

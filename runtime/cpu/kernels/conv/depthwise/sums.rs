@@ -107,7 +107,7 @@ vectorized! {
     }
 
     /// Returns whether all elements are finite.
-    pub(in crate::kernels::conv) fn are_finite<'a; T: Real>(elements: &'a [T]) -> bool {
+    pub(super) fn are_finite<'a; T: Real>(elements: &'a [T]) -> bool {
         sum([elements], |[x]| x * T::ZERO) == T::ZERO
     }
 }
@@ -165,7 +165,7 @@ pub(super) fn tap_sums_by_lines<T: Real>(
 
 /// Returns the sum of all lanes, added in pairs.
 #[inline(always)]
-pub(in crate::kernels::conv) fn sum_of_lanes<T: Real>(mut lanes: [T; LANES]) -> T {
+pub(super) fn sum_of_lanes<T: Real>(mut lanes: [T; LANES]) -> T {
     for count in [LANES / 2, LANES / 4, LANES / 8] {
         for lane in 0..count {
             lanes[lane] = lanes[lane] + lanes[lane + count];

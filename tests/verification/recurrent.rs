@@ -1,5 +1,5 @@
-//! Recurrent layers and loops: those that are one operator, and those that the import unrolls. Every weight is trained, and every mesh and
-//! microbatch gives the gradients of the untransformed graph. A quantized model is refused.
+//! Recurrent layers that are one operator, and layers and loops that the import unrolls. Every weight is trained, and every mesh and microbatch
+//! gives the gradients of the untransformed graph. A quantized model is refused.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

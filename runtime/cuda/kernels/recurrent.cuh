@@ -124,7 +124,7 @@ DEVICE void start_gradient(const T* dlast, const T* dlast_cell, C* dstate, C* dc
     if (has_cell) dcells[i] = widen(dlast_cell[i]);
 }
 
-// The gradient of the state after a step: that which came directly, and that through the sums of the step behind it.
+// The gradient of the state after a step: the direct gradient plus the gradient through the sums of the following step.
 template <i64 Batch, i64 Units, i64 Width, class C, class T>
 DEVICE void through(const C* dsums, const T* weight, const C* dstate, i64 first, i64 unit, C (&d)[ENTRIES]) {
     #pragma unroll

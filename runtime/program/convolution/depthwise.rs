@@ -252,7 +252,7 @@ impl Depthwise {
         sides
     }
 
-    /// Returns the number of sums of a plane, with those that are dropped, if a strip has this number of them along the first side.
+    /// Returns the number of sums that are computed for a plane, including the dropped sums, if a strip has `strip` sums along the first side.
     pub fn sums(&self, strip: usize) -> usize {
         let sides = iter::once(strip).chain(self.sides.iter().skip(1).map(|side| side.sums));
         let last = sides.zip(&self.pitches).map(|(sums, pitch)| (sums - 1).saturating_mul(*pitch));

@@ -279,7 +279,7 @@ check_ptx-tests() {
 
 check_kernels() {
     need_nvrtc
-    python3 .ci/tests.py "night: kernels" "night: accesses"
+    python3 .ci/tests.py "night: kernels" "night: budgets" "night: accesses"
     TRAINYARD_CUDA_LIBS=$OLDEST_NVRTC python3 .ci/tests.py "night: kernels"
 }
 

@@ -45,11 +45,16 @@ fn processes(compiler: String, run: Duration) -> Processes {
     }
 }
 
-/// The indices of the samples of these operators, by their names.
+/// The indices of the first two samples of each of these operators, by their names.
 fn indices(names: &[&str]) -> Vec<usize> {
-    let is_one = |sample: &Sample| names.contains(&sample.op.name());
     let samples = all();
-    (0..samples.len()).filter(|&index| is_one(&samples[index])).collect()
+    let of = |name: &&str| {
+        let named = |index: &usize| samples[*index].op.name() == *name;
+        (0..samples.len()).filter(named).take(2).collect::<Vec<_>>()
+    };
+    let mut indices: Vec<usize> = names.iter().flat_map(of).collect();
+    indices.sort_unstable();
+    indices
 }
 
 fn checked(planted: &[(&str, &str)], names: &[&str]) -> Report {

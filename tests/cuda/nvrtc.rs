@@ -46,7 +46,7 @@ fn the_kernels_of_a_rank_compile_within_their_budgets() {
 
 /// The kernels in the type in which they are timed. A multiprocessor holds the number of threads that their files promise.
 #[test]
-#[ignore = "needs NVRTC"]
+#[ignore = "night: budgets"]
 fn the_kernels_of_large_models_compile_within_their_budgets() {
     check(programs::kernels(), 50, &ARCHITECTURES);
 }

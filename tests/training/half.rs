@@ -26,7 +26,7 @@ const RUN: &str = "compile testdata/gpt2-bytes.onnx --train testdata/kjv.txt --e
                    --lr 1e-3 --lr-schedule cosine:warmup=20 --optimizer adamw:beta2=0.95 --weight-decay 0.1 --clip 1";
 
 #[test]
-#[ignore = "longer"] // three runs of 200 steps
+#[ignore = "night: half"] // three runs of 200 steps
 fn a_model_of_bytes_learns_as_much_in_half_precision() {
     let place = Workplace::new(TRAINYARD);
     place.write("eval.txt", &place.read("testdata/kjv.txt")[..2000]);

@@ -170,7 +170,7 @@ fn the_largest_that_eight_v100_hold() {
 }
 
 #[test]
-#[ignore = "longer"] // programs of 90 blocks
+#[ignore = "night: large"] // programs of 90 blocks
 fn of_18_billion_parameters_on_eight_v100() {
     check(&ON_V100);
 }

@@ -207,19 +207,19 @@ impl Published {
 }
 
 #[test]
-#[ignore = "longer"] // programs of up to 40 blocks
+#[ignore = "longer"] // programs of 24 blocks
 fn a_gpt_of_1_7_billion_parameters_trains_as_fast_as_published() {
     OF_1_7_BILLION.check(0.85, 1.15);
 }
 
 #[test]
-#[ignore = "longer"] // programs of up to 40 blocks
+#[ignore = "night: large"] // programs of up to 40 blocks
 fn a_gpt_of_7_5_billion_parameters_trains_as_fast_as_published() {
     OF_7_5_BILLION.check(0.85, 1.15);
 }
 
 #[test]
-#[ignore = "longer"] // programs of up to 40 blocks
+#[ignore = "night: large"] // programs of up to 40 blocks
 fn a_gpt_of_18_4_billion_parameters_trains_as_fast_as_published() {
     OF_18_4_BILLION.check(0.85, 1.15);
 }

@@ -1,5 +1,6 @@
 //! Compiles kernels for the processor: one shared library for each program, by the C++ compiler that `CXX` names, or `c++`. The code
-//! that runs their threads (`host.cpp`) takes longer to compile than most kernels, so it is compiled once for each process.
+//! that runs their threads (`host.cpp`) takes longer to compile than most kernels, so it is compiled once for each process. So is each
+//! source: many devices of a process, such as those of its tests, run the same program.
 
 use super::fault::{self, Fault};
 use super::sectors::{Counts, Sectors};
@@ -20,6 +21,8 @@ use tempfile::TempDir;
 const HEADER: &str = include_str!("host.h");
 /// The object code that runs the threads.
 static THREADS: LazyLock<Result<Vec<u8>, DriverError>> = LazyLock::new(compile_threads);
+/// The libraries that this process compiled, by their sources.
+static COMPILED: Mutex<BTreeMap<String, Arc<[u8]>>> = Mutex::new(BTreeMap::new());
 
 /// The loaded kernels of a program.
 pub(super) struct Compiled {
@@ -35,7 +38,7 @@ pub(super) struct Compiled {
     library: Arc<Mutex<Library>>,
 }
 
-/// The kernels of programs. Each is compiled once for all that share this value.
+/// The kernels of programs. Each is loaded once for all that share this value.
 #[derive(Clone, Default)]
 pub(super) struct Libraries {
     known: Arc<Mutex<BTreeMap<String, Arc<Compiled>>>>,
@@ -55,7 +58,7 @@ impl Libraries {
         if let Some(compiled) = known.get(&source) {
             return Ok(compiled.clone());
         }
-        let compiled = Arc::new(compile(kernels, &source, self.counts.clone())?);
+        let compiled = Arc::new(load(kernels, &source, self.counts.clone())?);
         known.insert(source, compiled.clone());
         Ok(compiled)
     }
@@ -191,14 +194,29 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), DriverError> {
     fs::write(path, bytes).map_err(|error| failed(&path.display().to_string(), &error))
 }
 
-#[allow(unsafe_code)]
-fn compile(kernels: &[Kernel], source: &str, counts: Option<Counts>) -> Result<Compiled, DriverError> {
+/// Returns the library of a source, which is compiled the first time.
+fn compiled(source: &str) -> Result<Arc<[u8]>, DriverError> {
+    let known = || COMPILED.lock().unwrap_or_else(|broken| broken.into_inner());
+    if let Some(library) = known().get(source) {
+        return Ok(library.clone());
+    }
     let folder = temporary_folder()?;
-    let to = folder.path().join("kernels.so");
     write(&folder.path().join("kernels.cpp"), source.as_bytes())?;
     write(&folder.path().join("host.o"), THREADS.as_ref().map_err(Clone::clone)?)?;
     run_compiler(folder.path(), &["-shared", "-o", "kernels.so", "host.o", "kernels.cpp"])?;
-    // SAFETY: the library was just compiled; it runs nothing when it is opened.
+    let library = fs::read(folder.path().join("kernels.so")).map_err(|error| failed("kernels.so", &error))?;
+    let library: Arc<[u8]> = library.into();
+    known().insert(source.into(), library.clone());
+    Ok(library)
+}
+
+/// Compiles and loads kernels. The library has a file of its own, because libraries of one file share their state.
+#[allow(unsafe_code)]
+fn load(kernels: &[Kernel], source: &str, counts: Option<Counts>) -> Result<Compiled, DriverError> {
+    let folder = temporary_folder()?;
+    let to = folder.path().join("kernels.so");
+    write(&to, &compiled(source)?)?;
+    // SAFETY: the library is that of these kernels; it runs nothing when it is opened.
     let library = unsafe { Library::open(Some(&to), RTLD_NOW | RTLD_LOCAL) };
     let library = library.map_err(|error| failed("kernels.so", &error))?;
     let function = |kernel: &Kernel| {

@@ -13,11 +13,11 @@ use testing::workplace::Workplace;
 
 /// Runs on one device, on a mesh, with a scaled loss, and of a table of numbers.
 const RUNS: [&str; 4] = [
-    "compile testdata/gpt2-fresh.onnx --train testdata/kjv.txt --microbatch 4 --steps 60 --save-every 3 --eval-every 20",
-    "compile testdata/gpt2-fresh.onnx --train testdata/kjv.txt --microbatch 4 --steps 40 --save-every 3 --mesh dp=2,tp=2 --zero 1",
-    "compile testdata/gpt2-fresh.onnx --train testdata/kjv.txt --microbatch 4 --steps 60 --save-every 3 --keep 2 --fp16",
+    "compile testdata/gpt2-fresh.onnx --train testdata/kjv.txt --microbatch 4 --steps 24 --save-every 3 --eval-every 8",
+    "compile testdata/gpt2-fresh.onnx --train testdata/kjv.txt --microbatch 4 --steps 18 --save-every 3 --mesh dp=2,tp=2 --zero 1",
+    "compile testdata/gpt2-fresh.onnx --train testdata/kjv.txt --microbatch 4 --steps 24 --save-every 3 --keep 2 --fp16",
     "compile testdata/models/mlp.dynamo.onnx --init kaiming --train testdata/digits.csv.gz --eval testdata/digits.csv.gz \
-     --microbatch 64 --steps 400 --save-every 7 --eval-every 50 --export best",
+     --microbatch 64 --steps 140 --save-every 7 --eval-every 20 --export best",
 ];
 
 /// The number of kills of each run, unless `TRAINYARD_KILLS` gives another number.

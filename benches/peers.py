@@ -3,7 +3,7 @@
 
 Forward, backward and AdamW (lr 1e-3, weight decay 0.01) in f32 on one fixed batch, the same for all. Peers take turns, `--rounds`
 times over, each with a process of its own, 3 steps that do not count and `--steps` that do. The result is the median of all steps, so
-that a machine that is slow for a minute is slow for everyone. The losses after the last step are compared: a row whose losses differ
+that a machine that is slow for a minute is slow for everyone. The losses after the first update are compared: a row whose losses differ
 did other work, and the script ends with 1.
 
     python benches/peers.py export MODELS            # once: the models and their batches (PyTorch)
@@ -30,8 +30,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WARM_STEPS = 3
-# The largest relative difference between the losses of two peers in f32 and in bf16. ONNX Runtime's losses differ by more.
-TOLERANCE = {False: 1e-3, True: 3e-2}
+# The largest relative difference between the losses of two peers after the first update, in f32 and in bf16. Gradients of parameters before a
+# batch norm are nearly zero, and AdamW gives them the same step as others, so that rounding decides on its sign: eager's own losses on one
+# thread and on two differ by 2e-3 then, and by 2e-2 a step later. ONNX Runtime's losses differ by more.
+TOLERANCE = {False: 5e-3, True: 3e-2}
 # Rows that the geometric mean leaves out: PyTorch takes many times as long.
 APART = ("dlrm", "graph")
 
@@ -55,18 +57,17 @@ def export(arguments):
         print(path, path.stat().st_size, "bytes")
 
 
-# The peers. Each gives the milliseconds of its steps, its loss after them, and the memory that it took above that of its start, in MiB.
+# The peers. Each gives the milliseconds of its steps, its loss after one update, and the memory that it took above that of its start, in MiB.
 
 
 def timed(step, steps):
-    for _ in range(WARM_STEPS):
-        step()
+    losses = [step() for _ in range(WARM_STEPS)]
     times = []
     for _ in range(steps):
         start = time.perf_counter()
-        loss = step()
+        step()
         times.append((time.perf_counter() - start) * 1e3)
-    return {"ms": times, "loss": float(loss)}
+    return {"ms": times, "loss": float(losses[1])}
 
 
 def resident():
@@ -168,7 +169,7 @@ def trainyard_steps(binary, name, folder, threads, steps, extra=()):
         )  # fmt: skip
         lines = [json.loads(line) for line in Path(f"{made}/run/metrics.jsonl").read_text().splitlines()]
         lines = [line for line in lines if "counting" not in line]
-        return {"ms": [line["step_ms"] for line in lines[WARM_STEPS:]], "loss": lines[-1]["loss"], "mib": peak - before}
+        return {"ms": [line["step_ms"] for line in lines[WARM_STEPS:]], "loss": lines[1]["loss"], "mib": peak - before}
 
 
 def torch_product(threads):
@@ -237,7 +238,7 @@ def peers_of(arguments):
 
 
 def differ(runs, tolerance):
-    """Whether the last losses of Trainyard and PyTorch differ."""
+    """Whether the losses of Trainyard and PyTorch differ."""
     losses = [done[-1]["loss"] for peer, done in runs.items() if peer != "ort"]
     return max(losses) - min(losses) > tolerance * max(map(abs, losses))
 

@@ -7,7 +7,6 @@ use cuda::check::process::{Limits, Processes};
 use cuda::check::rates::{Rate, Sizes};
 use cuda::check::samples::{Batch, SampleVariant, all};
 use cuda::check::search::{Report, check};
-use ir::samples::Sample;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

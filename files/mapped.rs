@@ -211,6 +211,20 @@ pub(crate) fn is_mapped(bytes: &[u8]) -> bool {
     watched().values().flatten().any(holds)
 }
 
+/// Gives back the memory of the pages of all mapped files of at least 1 MiB. A page that is read later comes from the file again, or from the
+/// system's cache of it.
+pub(crate) fn release_pages() {
+    #[cfg(unix)]
+    for mapped in watched().values().flatten().filter(|mapped| mapped.map.len() >= 1 << 20) {
+        // SAFETY: the map is read-only and shared with the file. So its pages hold nothing but the file's bytes, and the same bytes are read
+        // again.
+        #[allow(unsafe_code)]
+        let released = unsafe { mapped.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        // A page that stays costs memory and nothing else.
+        let _ = released;
+    }
+}
+
 /// Returns the changes of the mapped files at these paths, and in folders at these paths, since they were mapped.
 pub fn changes(paths: &[PathBuf]) -> Vec<FileChanged> {
     at(paths).into_iter().filter_map(Mapped::change).collect()
@@ -397,6 +411,28 @@ mod tests {
         assert_eq!(found(&[folder.path().to_owned()]).len(), maps.len());
         drop(maps);
         assert!(found(&[folder.path().to_owned()]).is_empty());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn released_pages_take_no_memory_and_are_read_again() {
+        const BYTES: usize = 64 << 20;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("data.bin");
+        fs::write(&path, vec![7; BYTES]).unwrap();
+        let bytes = map(&path).unwrap();
+        let sum = || bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+        // The third number is that of the resident pages that belong to files.
+        let resident = || {
+            let numbers = fs::read_to_string("/proc/self/statm").unwrap();
+            numbers.split(' ').nth(2).unwrap().parse::<usize>().unwrap()
+        };
+        assert_eq!(sum(), 7 * BYTES as u64);
+        let read = resident();
+        release_pages();
+        let released = resident();
+        assert!(released < read / 2, "{released} pages of {read}");
+        assert_eq!(sum(), 7 * BYTES as u64);
     }
 
     #[test]

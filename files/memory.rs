@@ -1,5 +1,6 @@
-//! The memory that this process can still take, on systems that report it (Linux).
+//! The memory that this process can still take, on systems that report it (Linux), and memory that it gives back.
 
+use crate::mapped::release_pages;
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,18 @@ pub fn available() -> Option<u64> {
 /// Returns the bytes of this machine's memory. `None` if the system does not report them.
 pub fn total() -> Option<u64> {
     kibibytes(&read_to_string("/proc/meminfo").ok()?, "MemTotal:")
+}
+
+/// Gives back memory that the process holds and does not need: what its allocator keeps of freed values, and the pages of mapped files. This
+/// takes some milliseconds. Call it between a part of the work that needs much memory and one that needs other memory.
+pub fn give_back() {
+    release_pages();
+    // SAFETY: the function may be called at any time, by any thread.
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    #[allow(unsafe_code)]
+    unsafe {
+        libc::malloc_trim(0)
+    };
 }
 
 /// Returns the bytes that the cache of ZFS gives back when they are needed, from the text of `arcstats`. The system counts them as

@@ -51,9 +51,7 @@ pub(super) fn convolutions() -> Vec<Sample> {
         convolve([&[2, 2, 11], &[4, 1, 5], &[3], &[2], &[4, 1]]),
         convolve([&[2, 2, 3, 4, 5], &[4, 1, 2, 3, 2], &[2, 1, 1], &[1, 1, 2], &[0, 1, 1, 1, 1, 0]]),
         // Large enough that the gemm crate is used.
-        convolve([&[6, 4, 5, 6], &[12, 4, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]]),
-        // Large enough for planes of several channels.
-        convolve([&[2, 4, 13, 14], &[6, 2, 3, 3], &[2, 2], &[1, 1], &[1, 1, 1, 1]]),
+        convolve([&[2, 2, 13, 13], &[12, 2, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]]),
     ]
     .into_iter()
     .flatten()

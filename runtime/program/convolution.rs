@@ -2,13 +2,10 @@
 //! kernel computes.
 
 pub mod depthwise;
-pub mod direct;
-pub mod planes;
 
 use crate::Multiprocessors;
 use crate::kernel_contract::Unplaced;
 use depthwise::Depthwise;
-use direct::Direct;
 use ir::ops::conv::{Geometry, Side};
 use ir::{DType, Op};
 use std::ops::Range;
@@ -37,10 +34,8 @@ pub struct Convolution {
     pub geometry: Geometry,
     /// The tensor that is computed.
     pub made: ConvolutionResult,
-    /// A depthwise convolution.
+    /// The planes of a depthwise convolution. Other convolutions, which have none, multiply the weight with windows.
     pub depthwise: Option<Depthwise>,
-    /// A direct convolution. A convolution that is neither multiplies the weight with windows.
-    pub direct: Option<Direct>,
     /// The number of elements of a window of one channel in the weight, and the first of them that is computed.
     taps: usize,
     tap: usize,
@@ -72,11 +67,10 @@ impl Convolution {
         let mut geometry = Geometry::new(windows, x, weight);
         let taps = geometry.taps();
         let depthwise = Depthwise::of(&geometry, made);
-        let direct = if depthwise.is_some() { None } else { Direct::of(&geometry, made) };
         // The gradient of the weight has zeros at the other taps in any case. It is faster to compute them than to write around them.
-        let all = depthwise.is_some() || direct.is_some() || made == ConvolutionResult::Weight;
+        let all = depthwise.is_some() || made == ConvolutionResult::Weight;
         let tap = if all { 0 } else { only_tap(&mut geometry).unwrap_or(0) };
-        Some(Self { geometry, made, depthwise, direct, taps, tap, half })
+        Some(Self { geometry, made, depthwise, taps, tap, half })
     }
 
     /// Returns the place of the matrix `[outputs, terms]` that is computed, in the weight of a group: the offset of its first element, the
@@ -105,16 +99,8 @@ impl Convolution {
     }
 
     /// Returns the number of elements of the result that one task computes: those of one group, and of [`Self::images`] images if the
-    /// result has images. A direct convolution divides the channels of a group.
+    /// result has images.
     pub fn block(&self) -> usize {
-        if let Some(direct) = &self.direct {
-            let channel = match self.made {
-                ConvolutionResult::Output => self.geometry.positions(),
-                ConvolutionResult::Input => self.geometry.area(),
-                ConvolutionResult::Weight => self.geometry.inputs * self.taps,
-            };
-            return direct.part * channel;
-        }
         match self.made {
             ConvolutionResult::Output => self.images() * self.outputs(),
             ConvolutionResult::Input => self.images() * self.image(),
@@ -124,9 +110,6 @@ impl Convolution {
 
     fn tasks(&self) -> usize {
         let Geometry { batch, groups, .. } = self.geometry;
-        if let Some(direct) = &self.direct {
-            return direct.tasks(batch, groups);
-        }
         if self.made == ConvolutionResult::Weight { groups } else { batch.div_ceil(self.images()) * groups }
     }
 
@@ -153,24 +136,17 @@ impl Convolution {
         (0..positions).step_by(tile).map(move |start| start..(start + tile).min(positions))
     }
 
-    /// Returns the number of elements that all tasks share: the weight, converted to f32 if it is f16 or bf16, or what a direct convolution
-    /// makes of it.
+    /// Returns the number of elements that all tasks share: the weight, converted to f32 if it is f16 or bf16.
     pub fn shared(&self) -> usize {
-        if let Some(direct) = &self.direct {
-            return direct.shared(self.geometry.groups);
-        }
         let widened = self.half && self.made != ConvolutionResult::Weight && self.depthwise.is_none();
         if widened { self.geometry.groups * self.weight() } else { 0 }
     }
 
     /// Returns the numbers of elements of one task's scratch: a tile of windows; the part of `d y` that it reads, converted to f32 or laid
-    /// side by side; its result, before it is rounded or divided among images. Convolutions with planes divide their scratch another way.
+    /// side by side; its result, before it is rounded or divided among images. A depthwise convolution divides its scratch another way.
     pub fn share(&self) -> [usize; 3] {
         if let Some(depthwise) = &self.depthwise {
             return depthwise.share();
-        }
-        if let Some(direct) = &self.direct {
-            return direct.share();
         }
         let (images, makes_output) = (self.images(), self.made == ConvolutionResult::Output);
         let reads = !makes_output && (self.half || images > 1);
@@ -185,9 +161,7 @@ impl Convolution {
     /// Returns the number of tasks that have scratch at the same time.
     pub fn shares(&self) -> usize {
         let share = self.share().iter().sum::<usize>().max(1);
-        // A direct convolution has no other way to use several threads than several shares.
-        let shared = if self.direct.is_some() { 0 } else { self.shared() };
-        let room = MOST_SCRATCH.saturating_sub(shared) / share;
+        let room = MOST_SCRATCH.saturating_sub(self.shared()) / share;
         self.tasks().min(MOST_SHARES).min(room).max(1)
     }
 

@@ -1,14 +1,10 @@
 //! Convolutions, as multiplications of the weight with an image's windows laid side by side ("im2col"), one tile of windows at a time.
-//! Depthwise convolutions, and convolutions whose windows overlap in large images, are computed another way.
+//! Depthwise convolutions are computed another way.
 //!
 //! Tiles depend on the sizes alone, so the result does not depend on the number of threads. f16 and bf16 are converted to f32 in scratch;
 //! their results are summed there in f32 and rounded once.
 
 mod depthwise;
-mod direct;
-mod planes;
-#[cfg(test)]
-mod tests;
 mod windows;
 
 use crate::call::Call;
@@ -17,7 +13,6 @@ use crate::gemm::{Matrix, Multiply, gemm};
 use crate::math::{Float, Real};
 use crate::storage::{narrow, widen};
 use ir::Op;
-use program::convolution::direct::DEPTH;
 use program::convolution::{Convolution, ConvolutionResult, MOST_SHARES};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -33,11 +28,8 @@ pub(super) fn run(op: &Op, mut call: Call) {
         let operands = [call.dense::<S>(0), call.dense::<S>(1)];
         let scratch = call.take_scratch::<<S as Float>::Real>();
         let result = call.take_result::<S>();
-        if let Some(depthwise) = &convolution.depthwise {
-            return depthwise::run(&convolution, &depthwise.planes, operands, result, scratch);
-        }
-        if let Some(direct) = &convolution.direct {
-            return direct::run(&convolution, direct, operands, result, scratch);
+        if let Some(planes) = &convolution.depthwise {
+            return depthwise::run(&convolution, planes, operands, result, scratch);
         }
         match convolution.made {
             ConvolutionResult::Output => convolve(&convolution, operands, result, scratch),
@@ -46,6 +38,11 @@ pub(super) fn run(op: &Op, mut call: Call) {
         }
     });
 }
+
+/// The number of terms of an output that are summed one after the other, before these sums are added up. Rounding errors grow with this
+/// number instead of the size of a window. With it, the weights of a small ResNet have 0.81 times the error after five steps; dividing the
+/// sums of gradients as well gained little or nothing.
+const DEPTH: usize = 128;
 
 /// The scratch of a task.
 struct TaskScratch<'a, T> {

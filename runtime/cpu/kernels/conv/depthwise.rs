@@ -1,21 +1,25 @@
-//! Depthwise convolutions: each group has one input channel. [`program::convolution::planes`] says how channels lie in scratch.
+//! Depthwise convolutions: each group has one input channel. [`program::convolution::depthwise`] says how channels lie in scratch.
 //!
 //! A task computes one group of one image, or one group of the gradient of the weight over all images. So the result does not depend on
 //! the number of threads.
 
+mod lines;
 mod sums;
+#[cfg(test)]
+mod tests;
 
-use super::planes::{Lines, are_finite, for_each_block, read, sum_of_lanes, write};
 use crate::math::{Float, Real};
-use program::convolution::planes::{LANES, Planes, Tap};
+use lines::{Lines, read, write};
+use program::convolution::depthwise::{Depthwise, LANES, Tap};
 use program::convolution::{Convolution, ConvolutionResult};
+use rayon::prelude::*;
 use std::ops::Range;
-use sums::{shifted_sums, tap_sums, tap_sums_by_lines};
+use sums::{are_finite, shifted_sums, sum_of_lanes, tap_sums, tap_sums_by_lines};
 
 /// Computes a depthwise convolution or one of its gradients.
 pub(super) fn run<S: Float>(
     c: &Convolution,
-    planes: &Planes,
+    planes: &Depthwise,
     operands: [&[S]; 2],
     result: &mut [S],
     scratch: &mut [S::Real],
@@ -25,6 +29,27 @@ pub(super) fn run<S: Float>(
         ConvolutionResult::Input => input_gradient(c, planes, operands, result, scratch),
         ConvolutionResult::Weight => weight_gradient(c, planes, operands, result, scratch),
     }
+}
+
+/// Calls `task` with the number of each block of the result, the block, and scratch. Before the first call with a part of the scratch,
+/// that part is set to zero.
+fn for_each_block<S: Float>(
+    c: &Convolution,
+    result: &mut [S],
+    scratch: &mut [S::Real],
+    task: impl Fn(usize, &mut [S], [&mut [S::Real]; 3]) + Sync,
+) {
+    let (block, share, shares) = (c.block(), c.share(), c.shares());
+    let each = result.len().div_ceil(block).div_ceil(shares);
+    let scratch = scratch.par_chunks_exact_mut(share.iter().sum());
+    result.par_chunks_mut(block * each).zip(scratch).enumerate().for_each(|(part, (result, scratch))| {
+        scratch.fill(S::Real::ZERO);
+        for (i, result) in result.chunks_mut(block).enumerate() {
+            let (first, rest) = scratch.split_at_mut(share[0]);
+            let (second, third) = rest.split_at_mut(share[1]);
+            task(part * each + i, result, [first, second, third]);
+        }
+    });
 }
 
 /// A part of the planes along the first side.
@@ -39,7 +64,7 @@ struct Strip {
 
 impl Strip {
     /// Returns the part of a group of `x`, and of `y` or `d y`.
-    fn of_output(c: &Convolution, planes: &Planes, strip: &Range<usize>) -> Self {
+    fn of_output(c: &Convolution, planes: &Depthwise, strip: &Range<usize>) -> Self {
         let (outputs, positions) = (c.geometry.outputs, c.geometry.positions());
         let read = |phase: usize| {
             Lines::new(&planes.read(strip, phase), &planes.pitches, [0, phase * planes.plane()])
@@ -54,7 +79,7 @@ impl Strip {
     }
 
     /// Returns the part of a group of `d y`, and of `d x`.
-    fn of_input(c: &Convolution, planes: &Planes, strip: &Range<usize>) -> Self {
+    fn of_input(c: &Convolution, planes: &Depthwise, strip: &Range<usize>) -> Self {
         let (outputs, positions) = (c.geometry.outputs, c.geometry.positions());
         let sides = planes.read(strip, 0);
         let read = |output: usize| {
@@ -79,13 +104,13 @@ struct Pass {
 
 impl Pass {
     /// Returns the pass that gives an output channel.
-    fn of_output(c: &Convolution, planes: &Planes, output: usize) -> Self {
+    fn of_output(c: &Convolution, planes: &Depthwise, output: usize) -> Self {
         let place = |tap: &Tap| output * c.geometry.taps() + tap.place;
         Self { offsets: offsets(planes), places: planes.taps.iter().map(place).collect() }
     }
 
     /// Returns the pass that gives a phase of `d x`, over its taps for all output channels.
-    fn of_input(c: &Convolution, planes: &Planes, phase: usize) -> Self {
+    fn of_input(c: &Convolution, planes: &Depthwise, phase: usize) -> Self {
         let (plane, taps) = (planes.plane(), c.geometry.taps());
         let term = |output: usize, tap: &Tap| (output * plane + tap.shift, output * taps + tap.place);
         let in_phase = || planes.taps.iter().filter(|tap| tap.phase == phase);
@@ -96,7 +121,7 @@ impl Pass {
 }
 
 /// Returns for each tap the distance from the place of a sum to the element of `x` that is read.
-fn offsets(planes: &Planes) -> Vec<usize> {
+fn offsets(planes: &Depthwise) -> Vec<usize> {
     let plane = planes.plane();
     planes.taps.iter().map(|tap| tap.phase * plane + tap.shift).collect()
 }
@@ -104,14 +129,14 @@ fn offsets(planes: &Planes) -> Vec<usize> {
 /// Computes `y` from `x` and `weight`, with a pass for each output channel.
 fn convolve<S: Float>(
     c: &Convolution,
-    planes: &Planes,
+    planes: &Depthwise,
     [x, weight]: [&[S]; 2],
     y: &mut [S],
     scratch: &mut [S::Real],
 ) {
     let strips: Vec<_> = planes.strips().map(|strip| Strip::of_output(c, planes, &strip)).collect();
     let passes: Vec<_> = (0..c.geometry.outputs).map(|output| Pass::of_output(c, planes, output)).collect();
-    for_each_block(c, y, c.block(), scratch, |task, y, scratch| {
+    for_each_block(c, y, scratch, |task, y, scratch| {
         let x = &x[task * c.image()..][..c.image()];
         let weight = &weight[task % c.geometry.groups * c.weight()..][..c.weight()];
         run_passes(&strips, &passes, [x, weight], y, scratch);
@@ -121,14 +146,14 @@ fn convolve<S: Float>(
 /// Computes `d x` from `weight` and `d y`, with a pass for each phase.
 fn input_gradient<S: Float>(
     c: &Convolution,
-    planes: &Planes,
+    planes: &Depthwise,
     [weight, dy]: [&[S]; 2],
     dx: &mut [S],
     scratch: &mut [S::Real],
 ) {
     let strips: Vec<_> = planes.strips().map(|strip| Strip::of_input(c, planes, &strip)).collect();
     let passes: Vec<_> = (0..planes.phases()).map(|phase| Pass::of_input(c, planes, phase)).collect();
-    for_each_block(c, dx, c.block(), scratch, |task, dx, scratch| {
+    for_each_block(c, dx, scratch, |task, dx, scratch| {
         let dy = &dy[task * c.outputs()..][..c.outputs()];
         let weight = &weight[task % c.geometry.groups * c.weight()..][..c.weight()];
         dx.fill(S::narrow(S::Real::ZERO)); // some elements may be read by no window
@@ -161,14 +186,14 @@ fn run_passes<S: Float>(
 /// Computes `d weight[tap] = Σ d y[place] · plane[place + offset[tap]]`, over the places of all images.
 fn weight_gradient<S: Float>(
     c: &Convolution,
-    planes: &Planes,
+    planes: &Depthwise,
     [x, dy]: [&[S]; 2],
     dweight: &mut [S],
     scratch: &mut [S::Real],
 ) {
     let strips: Vec<_> = planes.strips().map(|strip| Strip::of_output(c, planes, &strip)).collect();
     let (offsets, taps) = (offsets(planes), c.geometry.taps());
-    for_each_block(c, dweight, c.block(), scratch, |group, dweight, [of_x, of_dy, sums]| {
+    for_each_block(c, dweight, scratch, |group, dweight, [of_x, of_dy, sums]| {
         let mut add_images = |sums: &mut [S::Real], by_lines: bool| {
             sums.fill(S::Real::ZERO);
             for image in 0..c.geometry.batch {

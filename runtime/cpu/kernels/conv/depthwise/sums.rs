@@ -1,10 +1,10 @@
 //! The loops over the planes of a depthwise convolution.
 
 use super::super::DEPTH;
-use super::super::planes::Lines;
+use super::lines::Lines;
 use crate::math::Real;
-use crate::simd::vectorized;
-use program::convolution::planes::{BLOCK, LANES};
+use crate::simd::{sum, vectorized};
+use program::convolution::depthwise::{BLOCK, LANES};
 
 /// The largest number of taps whose products are summed at once: as many partial sums stay in registers.
 const MOST_TAPS: usize = 9;
@@ -105,6 +105,11 @@ vectorized! {
             }
         }
     }
+
+    /// Returns whether all elements are finite.
+    pub(super) fn are_finite<'a; T: Real>(elements: &'a [T]) -> bool {
+        sum([elements], |[x]| x * T::ZERO) == T::ZERO
+    }
 }
 
 /// Adds the products of `TAPS` taps.
@@ -156,4 +161,15 @@ pub(super) fn tap_sums_by_lines<T: Real>(
             *sum = planes[place + offset].mul_add(dy[place], *sum);
         }
     }
+}
+
+/// Returns the sum of all lanes, added in pairs.
+#[inline(always)]
+pub(super) fn sum_of_lanes<T: Real>(mut lanes: [T; LANES]) -> T {
+    for count in [LANES / 2, LANES / 4, LANES / 8] {
+        for lane in 0..count {
+            lanes[lane] = lanes[lane] + lanes[lane + count];
+        }
+    }
+    lanes[0]
 }

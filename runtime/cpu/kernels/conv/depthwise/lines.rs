@@ -1,32 +1,8 @@
-//! What convolutions on planes have in common: tasks with scratch, and copies between the lines of a tensor and those of planes.
+//! Lines of a tensor in the planes of a depthwise convolution, and copies between the two.
 
-use crate::math::{Float, Real};
-use crate::simd::{sum, vectorized};
-use program::convolution::Convolution;
-use program::convolution::planes::{Alignment, LANES};
-use rayon::prelude::*;
-
-/// Divides `made` into blocks of this length, and calls `task` with the number of each block, the block, and scratch. Before the first
-/// call with a part of the scratch, that part is set to zero.
-pub(super) fn for_each_block<T: Send, R: Real>(
-    c: &Convolution,
-    made: &mut [T],
-    block: usize,
-    scratch: &mut [R],
-    task: impl Fn(usize, &mut [T], [&mut [R]; 3]) + Sync,
-) {
-    let (share, shares) = (c.share(), c.shares());
-    let each = made.len().div_ceil(block).div_ceil(shares);
-    let scratch = scratch.par_chunks_exact_mut(share.iter().sum());
-    made.par_chunks_mut(block * each).zip(scratch).enumerate().for_each(|(part, (made, scratch))| {
-        scratch.fill(R::ZERO);
-        for (i, made) in made.chunks_mut(block).enumerate() {
-            let (first, rest) = scratch.split_at_mut(share[0]);
-            let (second, third) = rest.split_at_mut(share[1]);
-            task(part * each + i, made, [first, second, third]);
-        }
-    });
-}
+use crate::math::Float;
+use crate::simd::vectorized;
+use program::convolution::depthwise::Alignment;
 
 /// The lines along the last side that a channel of a tensor and a plane have in common.
 pub(super) struct Lines {
@@ -101,11 +77,6 @@ vectorized! {
             }
         }
     }
-
-    /// Returns whether all elements are finite.
-    pub(super) fn are_finite<'a; T: Real>(elements: &'a [T]) -> bool {
-        sum([elements], |[x]| x * T::ZERO) == T::ZERO
-    }
 }
 
 /// Converts neighbouring elements. Most lines are so short that a call of `memcpy`, which a plain loop would become, takes longer.
@@ -135,15 +106,4 @@ fn convert_blocks<A: Copy, B, const N: usize>(from: &[A], to: &mut [B], of: impl
         }
         start = (start + N).min(last);
     }
-}
-
-/// Returns the sum of all lanes, added in pairs.
-#[inline(always)]
-pub(super) fn sum_of_lanes<T: Real>(mut lanes: [T; LANES]) -> T {
-    for count in [LANES / 2, LANES / 4, LANES / 8] {
-        for lane in 0..count {
-            lanes[lane] = lanes[lane] + lanes[lane + count];
-        }
-    }
-    lanes[0]
 }

@@ -1,6 +1,5 @@
-//! The kernels with planes against plain loops in f64, over windows of every kind.
+//! The kernels against plain loops in f64, over windows of every kind.
 
-use super::{depthwise, direct};
 use crate::math::{Float, Real};
 use crate::storage::{narrow, widen};
 use half::{bf16, f16};
@@ -13,7 +12,7 @@ use smallvec::SmallVec;
 /// The sizes of an image and a weight; strides, dilations and pads.
 type Case = [&'static [usize]; 5];
 
-const DEPTHWISE: &[Case] = &[
+const CASES: &[Case] = &[
     // Windows of a residual block of ConvNeXt, over planes as large as and smaller than a window.
     [&[2, 3, 12, 12], &[3, 1, 7, 7], &[1, 1], &[1, 1], &[3, 3, 3, 3]],
     [&[1, 2, 3, 3], &[2, 1, 7, 7], &[1, 1], &[1, 1], &[3, 3, 3, 3]],
@@ -46,36 +45,6 @@ const DEPTHWISE: &[Case] = &[
     [&[1, 2, 301, 260], &[4, 1, 3, 4], &[2, 2], &[1, 1], &[1, 1, 2, 1]],
     [&[1, 2, 40_000], &[2, 1, 4], &[1], &[1], &[3, 0]],
     [&[1, 2, 50_001], &[2, 1, 5], &[2], &[3], &[0, 7]],
-];
-
-const DIRECT: &[Case] = &[
-    // A block of a residual network, with a last tile of each width, and with channels that are no multiple of a tile.
-    [&[2, 8, 12, 12], &[8, 8, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]],
-    [&[1, 5, 9, 11], &[7, 5, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]],
-    [&[3, 3, 8, 9], &[6, 3, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]],
-    // More channels than a chunk has, in several parts.
-    [&[1, 37, 10, 11], &[64, 37, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]],
-    [&[2, 64, 8, 7], &[32, 64, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]],
-    // Other windows, pads and dilations.
-    [&[2, 4, 16, 17], &[8, 4, 5, 5], &[1, 1], &[1, 1], &[2, 2, 2, 2]],
-    [&[1, 4, 20, 21], &[4, 4, 7, 2], &[1, 1], &[1, 1], &[3, 0, 3, 1]],
-    [&[2, 3, 14, 15], &[5, 3, 3, 3], &[1, 1], &[2, 1], &[2, 1, 2, 1]],
-    [&[1, 4, 13, 14], &[4, 4, 3, 3], &[1, 1], &[1, 1], &[0, 1, 2, 0]],
-    // Strides.
-    [&[2, 3, 25, 26], &[8, 3, 3, 3], &[2, 2], &[1, 1], &[1, 1, 1, 1]],
-    [&[1, 3, 30, 31], &[6, 3, 7, 7], &[2, 2], &[1, 1], &[3, 3, 3, 3]],
-    [&[1, 4, 20, 25], &[4, 4, 3, 5], &[1, 2], &[1, 1], &[1, 2, 1, 2]],
-    [&[2, 4, 22, 23], &[6, 4, 2, 2], &[2, 2], &[1, 1], &[0, 0, 0, 0]],
-    // Groups.
-    [&[2, 12, 9, 10], &[18, 4, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]],
-    [&[1, 8, 18, 19], &[16, 2, 3, 3], &[2, 1], &[1, 1], &[1, 1, 1, 1]],
-    // One and three spatial dims.
-    [&[2, 4, 60], &[6, 4, 5], &[1], &[2], &[4, 4]],
-    [&[2, 3, 3, 20, 22], &[4, 3, 1, 3, 3], &[1, 1, 1], &[1, 1, 1], &[0, 1, 1, 0, 1, 1]],
-    // Several strips, the last one shorter, and a line longer than a strip.
-    [&[2, 4, 45, 50], &[8, 4, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]],
-    [&[1, 3, 101, 60], &[4, 3, 3, 3], &[2, 2], &[1, 1], &[1, 1, 1, 1]],
-    [&[1, 2, 5000], &[4, 2, 5], &[1], &[1], &[2, 2]],
 ];
 
 /// The convolution and its two gradients, each with the numbers of its operands and its result among `x`, `weight` and `y`.
@@ -127,22 +96,16 @@ fn run<S: Float>(case: Case, op: &Op, [first, second, result]: [usize; 3], tenso
     let dtype = [DType::F16, DType::F32, DType::F64][size_of::<S>().ilog2() as usize - 1];
     let convolution = Convolution::of(op, dtype, [&sizes[first], &sizes[second]], &sizes[result]);
     let convolution = convolution.expect("it is a convolution");
+    let planes = convolution.depthwise.as_ref().expect("it is depthwise");
     let mut scratch = vec![S::Real::of(f64::NAN); convolution.scratch()];
     let mut made = vec![S::from_f64(f64::NAN); tensors[result].len()];
-    let operands = [&tensors[first][..], &tensors[second]];
-    match (&convolution.depthwise, &convolution.direct) {
-        (Some(depthwise), _) => {
-            depthwise::run(&convolution, &depthwise.planes, operands, &mut made, &mut scratch)
-        }
-        (_, Some(direct)) => direct::run(&convolution, direct, operands, &mut made, &mut scratch),
-        _ => panic!("{case:?}, `{}` multiplies windows", op.name()),
-    }
+    super::run(&convolution, planes, [&tensors[first], &tensors[second]], &mut made, &mut scratch);
     made
 }
 
 /// Calls `term` with the places in `x`, `weight` and `y` of the factors of each term of `Σ y · conv(x, weight)`.
 fn for_each_term(geometry: &Geometry, mut term: impl FnMut([usize; 3])) {
-    let Geometry { batch, groups, inputs, outputs, sides, .. } = geometry;
+    let Geometry { batch, groups, outputs, sides, .. } = geometry;
     let (taps, positions) = (geometry.taps(), geometry.positions());
     let place = |mut tap: usize, mut position: usize| {
         let (mut place, mut step) = (0, 1);
@@ -156,10 +119,7 @@ fn for_each_term(geometry: &Geometry, mut term: impl FnMut([usize; 3])) {
         let Some(place) = place(tap, position) else { continue };
         for channel in 0..batch * groups * outputs {
             let (block, weight) = (channel / outputs, channel % (groups * outputs));
-            for input in 0..*inputs {
-                let (x, weight) = (block * inputs + input, weight * inputs + input);
-                term([x * geometry.area() + place, weight * taps + tap, channel * positions + position]);
-            }
+            term([block * geometry.area() + place, weight * taps + tap, channel * positions + position]);
         }
     }
 }
@@ -188,8 +148,8 @@ fn check<S: Float>(case: Case, epsilon: f64) {
 }
 
 #[test]
-fn convolutions_with_planes_are_the_sums_of_the_definition() {
-    for &case in DEPTHWISE.iter().chain(DIRECT) {
+fn depthwise_convolutions_are_the_sums_of_the_definition() {
+    for &case in CASES {
         check::<f32>(case, f64::from(f32::EPSILON));
         check::<f64>(case, f64::EPSILON);
     }
@@ -212,22 +172,10 @@ fn check_half<S: Float<Real = f32>>(case: Case) {
 }
 
 #[test]
-fn convolutions_of_halves_with_planes_are_rounded_once() {
-    for &case in DEPTHWISE.iter().take(16).chain(DIRECT) {
+fn depthwise_convolutions_of_halves_are_rounded_once() {
+    for &case in CASES.iter().take(16) {
         check_half::<f16>(case);
         check_half::<bf16>(case);
-    }
-}
-
-#[test]
-fn the_gradient_of_the_weight_over_no_images_is_zero() {
-    let cases: [Case; 2] = [
-        [&[0, 2, 9, 9], &[2, 1, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]],
-        [&[0, 4, 9, 9], &[4, 4, 3, 3], &[1, 1], &[1, 1], &[1, 1, 1, 1]],
-    ];
-    for case in cases {
-        let [.., (op, places)] = operators(case);
-        assert!(run::<f32>(case, &op, places, &tensors(case)).iter().all(|&x| x == 0.0), "{case:?}");
     }
 }
 
@@ -236,13 +184,8 @@ fn the_gradient_of_the_weight_over_no_images_is_zero() {
 fn an_infinite_element_affects_its_own_windows_alone() {
     /// The last element of a line of `x`.
     const AT: usize = 4 * 9 + 8;
-    let cases: [Case; 2] = [
-        [&[1, 2, 9, 9], &[2, 1, 3, 3], &[1, 1], &[1, 1], &[0, 0, 0, 0]],
-        [&[1, 2, 9, 9], &[4, 2, 3, 3], &[1, 1], &[1, 1], &[0, 0, 0, 0]],
-    ];
-    for (case, (op, [first, second, result])) in
-        cases.into_iter().flat_map(|case| operators(case).map(|op| (case, op)))
-    {
+    let case: Case = [&[1, 2, 9, 9], &[2, 1, 3, 3], &[1, 1], &[1, 1], &[0, 0, 0, 0]];
+    for (op, [first, second, result]) in operators(case) {
         for (operand, other) in [(first, second), (second, first)] {
             if operand == 1 {
                 continue; // an infinite weight is multiplied with the zeros around the image

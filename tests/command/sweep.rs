@@ -197,7 +197,7 @@ fn check_cases(
 /// The first case of a longer test, and the number of its cases: `TRAINYARD_FIRST_CASE` and `TRAINYARD_CASES`. CI's nightly run checks
 /// 3000.
 fn longer(first: u64) -> [u64; 2] {
-    [("TRAINYARD_FIRST_CASE", first), ("TRAINYARD_CASES", 60)].map(|(name, otherwise)| {
+    [("TRAINYARD_FIRST_CASE", first), ("TRAINYARD_CASES", 40)].map(|(name, otherwise)| {
         std::env::var(name).map_or(otherwise, |value| value.parse().expect("a number"))
     })
 }

@@ -217,11 +217,9 @@ pub(crate) fn release_pages() {
     #[cfg(unix)]
     for mapped in watched().values().flatten().filter(|mapped| mapped.map.len() >= 1 << 20) {
         // SAFETY: the map is read-only and shared with the file. So its pages hold nothing but the file's bytes, and the same bytes are read
-        // again.
+        // again. A page that stays costs memory and nothing else.
         #[allow(unsafe_code)]
-        let released = unsafe { mapped.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
-        // A page that stays costs memory and nothing else.
-        let _ = released;
+        let _ = unsafe { mapped.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
     }
 }
 

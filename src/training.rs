@@ -29,7 +29,7 @@ use program::device::{DeviceError, ProgramId};
 use program::profile::Profiles;
 use ranks::{Opening, Platform, Ranks};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use train::metrics::{MetricsError, MetricsWriter};
 use train::progress::Progress;
@@ -293,9 +293,14 @@ pub fn train(
     };
     let mut given: Vec<_> = (1..ranks.count()).map(|_| (states.clone(), None)).collect();
     given.insert(0, (states, lead));
+    let unwritten = AtomicUsize::new(given.len());
     let ended = ranks.run(given, |rank, (states, lead)| {
         let mut session = first.session(rank)?;
         session.write_states(states)?;
+        // The compilation has ended, and the model's file is not read again before the trained model is written.
+        if unwritten.fetch_sub(1, Ordering::Relaxed) == 1 {
+            files::memory::give_back();
+        }
         let (module, checkpoints) = (first.module, checkpoints(folder.path()));
         let log = log::lines().map(|log| Progress::lines(log, steps, LOG_EVERY));
         let outcome = Outcome::default();

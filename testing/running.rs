@@ -100,6 +100,21 @@ impl Running {
         Some(kibibytes << 10)
     }
 
+    /// The resident bytes of its maps of a file; `None` when it maps no such file.
+    pub fn resident_of(&self, file: &str) -> Option<u64> {
+        let maps = fs::read_to_string(format!("/proc/{}/smaps", self.child.id())).ok()?;
+        let (mut is_of_file, mut found) = (false, None);
+        for line in maps.lines() {
+            // A map begins with a line that ends with its file, if it has one. The lines of its numbers end with another word.
+            is_of_file = line.ends_with(file) || is_of_file && line.contains(" kB");
+            if let Some(resident) = line.strip_prefix("Rss:").filter(|_| is_of_file) {
+                let kibibytes: u64 = resident.trim().strip_suffix(" kB")?.parse().ok()?;
+                found = Some(found.unwrap_or(0) + (kibibytes << 10));
+            }
+        }
+        found
+    }
+
     /// Whether it is still running.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("the process can be asked for").is_none()

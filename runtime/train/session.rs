@@ -155,8 +155,6 @@ impl<'d> Session<'d> {
             self.rank.device.write_state(self.train, index, &part)?;
             self.began.add(&state.name, state.ty.dtype, &part);
         }
-        // The compilation has ended, and values that come from the model's file are not read again before the trained model is written.
-        files::memory::give_back();
         Ok(())
     }
 

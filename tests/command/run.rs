@@ -446,6 +446,23 @@ fn the_process_takes_no_more_memory_than_was_planned() {
     assert!(taken < planned / 10 * 11 + (64 << 20), "{taken} bytes taken, {planned} planned");
 }
 
+/// The model's file is mapped, and no step reads it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_run_gives_back_the_memory_of_the_models_file_before_its_first_step() {
+    for ranks in ["", " --mesh dp=2"] {
+        let place = Workplace::with_text(TRAINYARD, 60_000);
+        let command = format!("compile testdata/gpt2-bytes.onnx --train text.txt --steps 1000{ranks} -o run");
+        let mut running = Running::start(place.command(&command));
+        running.wait_for_steps(&place.path("run/metrics.jsonl"), 1);
+        let resident = running.resident_of("testdata/gpt2-bytes.onnx").expect("the file is mapped");
+        running.kill();
+        let file = place.read("testdata/gpt2-bytes.onnx").len() as u64;
+        assert!(file > 3 << 20, "a file of {file} bytes shows little");
+        assert!(resident < file / 4, "{resident} bytes of {file}");
+    }
+}
+
 #[test]
 fn a_profile_is_a_table_and_a_timeline_of_the_last_step() {
     let place = place();

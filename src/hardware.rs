@@ -5,9 +5,9 @@ use crate::config::device::MOST_THREADS;
 use crate::config::{DeviceChoice, Parallel};
 use crate::targets;
 use comm::launcher::Launched;
-use ir::Diagnostic;
 use ir::interp::MOST_RANKS;
 use ir::machine::{Device, Preset};
+use ir::{DType, Diagnostic};
 use program::{Multiprocessors, Target};
 use ranks::platform::{Found, Wanted};
 
@@ -57,7 +57,7 @@ impl Chosen {
     }
 }
 
-/// Finds the device that a program is compiled for. `runs` says whether the program also runs on it. `launched` is the place of this
+/// Finds the device that a program is compiled for. Its step computes in `dtype`, and `runs` says whether it also runs there. `launched` is the place of this
 /// process, if it is one rank of several: then it needs one device, and not one for each rank.
 ///
 /// # Errors
@@ -65,6 +65,7 @@ impl Chosen {
 pub fn choose(
     choice: DeviceChoice,
     parallel: &Parallel,
+    dtype: DType,
     runs: bool,
     launched: Option<&Launched>,
 ) -> Result<Chosen, Diagnostic> {
@@ -77,7 +78,8 @@ pub fn choose(
     let wanted = Wanted { mesh, ranks: parallel.ranks(), is_one_rank, local_rank };
     let Found { multiprocessors, described, preset } = targets::backend(target).find(&wanted)?;
     let offers = targets::BACKENDS.iter().filter(|_| choice == DeviceChoice::Auto);
-    let described: Vec<_> = [described].into_iter().chain(offers.filter_map(|other| other.offer())).collect();
+    let described: Vec<_> =
+        [described].into_iter().chain(offers.filter_map(|other| other.offer(dtype))).collect();
     Ok(Chosen { target, multiprocessors, described: described.join("; "), preset })
 }
 

@@ -1,12 +1,15 @@
 //! The backends that the command line knows: each has its line here.
 
+use cpu::Bf16Products;
 use ir::machine::DeviceKind;
 use program::Target;
 use ranks::Platform;
 
 /// The backends. Of several for one kind of device, the first runs the devices that are only described.
 pub const BACKENDS: &[&dyn Platform] = &[
-    &cpu::Processor, //
+    &cpu::Processor::PORTABLE,
+    &cpu::Processor(Bf16Products::Amx),
+    &cpu::Processor(Bf16Products::Avx512),
     &cuda::Gpus,
 ];
 

@@ -3,7 +3,7 @@
 //! A collective may run on another thread beside the following instructions. So no reference spans the whole mapping while instructions
 //! run. Each instruction has slices of its own operands and results, and [`super::beside`] keeps instructions that run at once apart.
 
-use super::call::{Call, MeshPlace};
+use super::call::{Call, OnDevice};
 use super::kernels::copy;
 use files::scratch::ScratchFile;
 use memmap2::{MmapMut, MmapRaw};
@@ -201,11 +201,11 @@ impl Arena {
         constants: &'a Constants,
         instruction: &'a Instruction,
         first: bool,
-        place: MeshPlace<'a>,
+        device: OnDevice<'a>,
     ) -> Call<'a> {
         let add = instruction.accumulates && !first;
         // SAFETY: the mappings live as long as `self`; the caller promises the rest.
-        unsafe { borrow(self.memories(constants), instruction, add, place) }
+        unsafe { borrow(self.memories(constants), instruction, add, device) }
     }
 }
 
@@ -275,10 +275,10 @@ pub(super) unsafe fn borrow<'a>(
     memories: Memories<'a>,
     instruction: &'a Instruction,
     add: bool,
-    place: MeshPlace<'a>,
+    device: OnDevice<'a>,
 ) -> Call<'a> {
     let written = instruction.results.iter().chain(&instruction.scratch);
-    let range = |view: &View| range(view, place.bases);
+    let range = |view: &View| range(view, device.bases);
     let written: SmallVec<[(Region, Range<usize>); 4]> =
         written.map(|view| (memory_of(view), range(view))).collect();
     for (index, one) in written.iter().enumerate() {
@@ -306,7 +306,7 @@ pub(super) unsafe fn borrow<'a>(
         .map(|(region, range)| unsafe { memories.of(*region).slice_mut(range.clone()) })
         .collect();
     let scratch = instruction.scratch.as_ref().and_then(|_| results.pop());
-    Call { instruction, operands, scratch: scratch.unwrap_or_default(), results, add, place }
+    Call { instruction, operands, scratch: scratch.unwrap_or_default(), results, add, device }
 }
 
 /// Returns the memory of a view, as the region that spans the whole memory.

@@ -1,5 +1,6 @@
 //! The arguments of a kernel: slices of the arena, with types and layouts.
 
+use super::bf16::Bf16Products;
 use super::element::Element;
 use ir::{DType, Mesh, Span, Type};
 use program::layout::Layout;
@@ -18,14 +19,15 @@ pub(super) struct Call<'a> {
     /// Whether to add to the old contents of the results.
     pub(super) add: bool,
     /// The device that runs it.
-    pub(super) place: MeshPlace<'a>,
+    pub(super) device: OnDevice<'a>,
 }
 
-/// The place of a device in its mesh.
+/// A device: its place in its mesh, and its way of multiplying.
 #[derive(Clone, Copy)]
-pub(super) struct MeshPlace<'a> {
+pub(super) struct OnDevice<'a> {
     pub(super) mesh: &'a Mesh,
     pub(super) rank: u64,
+    pub(super) products: Bf16Products,
     /// In a pipeline, the start of each block of the microbatch.
     pub(super) bases: &'a [u64],
 }
@@ -59,7 +61,7 @@ impl<'a> Call<'a> {
     }
 
     fn span(&self, ty: Option<&Type>, view: &View, dim: usize) -> Span {
-        let spans = ty.and_then(|ty| ty.spans(self.place.mesh, self.place.rank));
+        let spans = ty.and_then(|ty| ty.spans(self.device.mesh, self.device.rank));
         let whole = || Span { start: 0, size: view.layout.sizes[dim] as u64 };
         spans.map_or_else(whole, |spans| spans[dim])
     }

@@ -5,7 +5,8 @@
 //! the host after it, and [`HostMemory::check`] returns it to the code that waits for the GPU.
 
 use super::arena::{Arena, Constants, Sizes};
-use super::call::MeshPlace;
+use super::bf16::Bf16Products;
+use super::call::OnDevice;
 use super::kernels;
 use program::device::DeviceError;
 use program::{Instruction, Program, Region, Section, View};
@@ -142,10 +143,11 @@ impl HostTask {
             }
             return;
         }
-        let place = MeshPlace { mesh: &program.mesh, rank: *rank, bases: blocks };
+        let products = Bf16Products::Widened;
+        let device = OnDevice { mesh: &program.mesh, rank: *rank, products, bases: blocks };
         // SAFETY: `cuda::lower` orders the commands of all streams that touch the same memory, including the host's and the file.
         #[allow(unsafe_code)]
-        let call = unsafe { memory.arena.borrow(constants, instruction, !adds, place) };
+        let call = unsafe { memory.arena.borrow(constants, instruction, !adds, device) };
         let done = kernels::run(call, None);
         debug_assert!(done.is_ok(), "only collectives fail, and none runs on the host");
     }

@@ -1,13 +1,14 @@
 //! The contracts of the CPU kernels, operator by operator.
 
+use super::bf16::Bf16Products;
 use super::scratch;
 use ir::Op;
 use ir::ops::reduce::ReduceKind;
 use program::convolution;
 use program::kernel_contract::KernelContract;
 
-/// Returns the contract of the kernel that runs an operator with this number of operands.
-pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
+/// Returns the contract of the kernel that runs an operator with this number of operands, and multiplies so.
+pub(super) fn of(op: &Op, operands: usize, products: Bf16Products) -> KernelContract<'_> {
     use KernelContract as Kernel;
     match op {
         Op::Unary(_) | Op::Cast(_) => Kernel::elementwise().in_place(&[(0, 0)]),
@@ -15,7 +16,13 @@ pub(super) fn of(op: &Op, operands: usize) -> KernelContract<'_> {
             Kernel::elementwise().in_place(&[(0, 0), (1, 0)])
         }
         Op::Select(_) => Kernel::elementwise().in_place(&[(0, 0), (1, 0), (2, 0)]),
-        Op::Contract(contract) => Kernel::product(contract).accumulating().with_scratch(scratch::contraction),
+        Op::Contract(contract) => {
+            let scratch = match products {
+                Bf16Products::Widened => scratch::contraction,
+                Bf16Products::Amx | Bf16Products::Avx512 => scratch::packed_contraction,
+            };
+            Kernel::product(contract).accumulating().with_scratch(scratch)
+        }
         Op::Reduce(reduce) => {
             Kernel::strided().accumulating_if(matches!(reduce.kind, ReduceKind::Sum | ReduceKind::Mean))
         }

@@ -43,7 +43,8 @@ pub(super) fn run(call: Call, communicator: Option<&dyn Communicator>) -> Result
     }
     match &call.instruction.kernel {
         Kernel::Op(op) => {
-            let contract = super::kernel_contracts::of(op, call.instruction.operands.len());
+            let contract =
+                super::kernel_contracts::of(op, call.instruction.operands.len(), call.device.products);
             debug_assert!(!call.add || contract.accumulates(call.dtype()), "`{}` cannot add", op.name());
             run_operator(op, call);
         }

@@ -5,6 +5,7 @@
 mod arena;
 mod backend;
 mod beside;
+mod bf16;
 mod call;
 mod commands;
 mod element;
@@ -21,7 +22,8 @@ mod simd;
 mod storage;
 mod walk;
 
-pub use backend::TARGET;
+pub use backend::{AMX, AVX512, TARGET};
+pub use bf16::Bf16Products;
 pub use host_memory::{HostMemory, HostProgram, HostTask};
 pub use kernels::copy::gather;
 pub use non_finite::{Kind, kind_of, worst};
@@ -30,7 +32,7 @@ pub use ranks::Processor;
 use ::ranks::platform::has_room;
 use arena::{Arena, Constants, Memories, RawBytes, Sizes};
 use beside::{Scheduled, Schedules};
-use call::MeshPlace;
+use call::OnDevice;
 use comm::queue::{ExchangeQueue, Job, Started};
 use comm::{CommError, Communicator};
 use ir::timetable::Task;
@@ -56,6 +58,7 @@ pub struct Cpu {
 
 struct Loaded {
     program: Arc<Program>,
+    products: Bf16Products,
     constants: Arc<Constants>,
     schedules: Schedules,
     /// The number of microbatches that began in this step.
@@ -103,9 +106,6 @@ impl Cpu {
         communicator: Option<Arc<dyn Communicator>>,
         disk: Option<&Path>,
     ) -> Result<Self, DeviceError> {
-        if let Some(program) = programs.iter().find(|program| program.target != TARGET.name()) {
-            return Err(DeviceError::Target { program: program.name.clone() });
-        }
         let largest = |bytes: fn(&program::Memory) -> u64| {
             programs.iter().map(|program| bytes(&program.memory)).max().unwrap_or(0)
         };
@@ -117,11 +117,13 @@ impl Cpu {
         let arena = Arena::new(sizes, disk)?;
         let rank = communicator.as_ref().map_or(0, |own| own.rank());
         let load = |program: Arc<Program>| {
+            let products = Bf16Products::of(program.target)
+                .ok_or_else(|| DeviceError::Target { program: program.name.clone() })?;
             let program = program.on_rank(rank);
             let constants = Constants::new(&program)
                 .map_err(|source| DeviceError::Memory { bytes: program.memory.constants, source })?;
             let (constants, schedules) = (Arc::new(constants), Schedules::of(&program));
-            Ok(Loaded { program, constants, schedules, microbatches: 0, bases: Arc::from([]) })
+            Ok(Loaded { program, products, constants, schedules, microbatches: 0, bases: Arc::from([]) })
         };
         let programs = programs.into_iter().map(load).collect::<Result<_, DeviceError>>()?;
         let threads = threads.unwrap_or_else(cores);
@@ -236,15 +238,15 @@ impl Run<'_> {
         let Loaded { program, constants, .. } = self.loaded;
         let (program, constants, arena) = (program.clone(), constants.clone(), self.arena.clone());
         let (section, first, profile) = (self.section, self.first, self.profile.cloned());
-        let bases = self.loaded.bases.clone();
+        let (bases, products) = (self.loaded.bases.clone(), self.loaded.products);
         Box::new(move |communicator| {
             let start = Instant::now();
             let instruction = &program.section(section)[index];
-            let place = MeshPlace { mesh: &program.mesh, rank: communicator.rank(), bases: &bases };
+            let device = OnDevice { mesh: &program.mesh, rank: communicator.rank(), products, bases: &bases };
             // SAFETY: `beside` makes every instruction that conflicts with the operands and results of this exchange wait for it.
             // `Run` waits for the exchange before anything else can touch the arena.
             #[allow(unsafe_code)]
-            let call = unsafe { arena.borrow(&constants, instruction, first, place) };
+            let call = unsafe { arena.borrow(&constants, instruction, first, device) };
             kernels::run(call, Some(communicator))?;
             if let Some(profile) = profile {
                 profile.add(section, index, instruction, start.elapsed());
@@ -383,10 +385,10 @@ impl Loaded {
         turns.get(turn).ok_or(DeviceError::Unknown { what: "turn", index: turn })
     }
 
-    /// Returns the mesh, the rank and the places of blocks with which the program runs.
-    fn place(&self, communicator: Option<&dyn Communicator>) -> MeshPlace<'_> {
+    /// Returns the device with the places of blocks with which the program runs.
+    fn device(&self, communicator: Option<&dyn Communicator>) -> OnDevice<'_> {
         let rank = communicator.map_or(0, Communicator::rank);
-        MeshPlace { mesh: &self.program.mesh, rank, bases: &self.bases }
+        OnDevice { mesh: &self.program.mesh, rank, products: self.products, bases: &self.bases }
     }
 
     /// Runs an instruction.
@@ -406,7 +408,7 @@ impl Loaded {
         }
         // SAFETY: instructions run one after the other, except exchanges, and `beside` keeps those apart.
         #[allow(unsafe_code)]
-        let call = unsafe { arena.borrow(&self.constants, instruction, first, self.place(communicator)) };
+        let call = unsafe { arena.borrow(&self.constants, instruction, first, self.device(communicator)) };
         Ok(kernels::run(call, communicator)?)
     }
 
@@ -435,11 +437,11 @@ fn cores() -> usize {
 /// pipeline, the places of the blocks in the arena.
 pub fn run_alone(instruction: &Instruction, arena: &mut [u8], constants: &[u8], bases: &[u64]) {
     let mesh = ir::Mesh::default();
-    let place = MeshPlace { mesh: &mesh, rank: 0, bases };
+    let device = OnDevice { mesh: &mesh, rank: 0, products: Bf16Products::Widened, bases };
     let memories = Memories { device: RawBytes::of(arena), host: RawBytes::of(&mut []), constants };
     // SAFETY: the memory is the caller's alone.
     #[allow(unsafe_code)]
-    let call = unsafe { arena::borrow(memories, instruction, false, place) };
+    let call = unsafe { arena::borrow(memories, instruction, false, device) };
     // Only collectives fail, and a program for one device has none.
     let _ = kernels::run(call, None);
 }

@@ -155,7 +155,7 @@ fn steps_of(
             results: smallvec![&mut bytemuck::cast_slice_mut(&mut memory)[..bytes]],
             scratch: &mut [],
             add: false,
-            place: loaded.place(communicator),
+            device: loaded.device(communicator),
         };
         kernels::run(call, communicator)?;
         let kind = kind_of(&view, &bytemuck::cast_slice(&memory)[..bytes]);

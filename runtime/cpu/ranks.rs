@@ -4,10 +4,10 @@
 mod tests;
 
 use crate::rates::peak_gflops;
-use crate::{Cpu, TARGET};
+use crate::{Bf16Products, Cpu};
 use comm::Communicator;
-use ir::Diagnostic;
 use ir::machine::{DeviceKind, Preset};
+use ir::{DType, Diagnostic};
 use program::device::{Device, DeviceError};
 use program::profile::Profiles;
 use program::{Multiprocessors, Program, StagePrograms, Target};
@@ -17,13 +17,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
-/// The processor, which opens ranks.
+/// The processor, which opens ranks that multiply so.
 #[derive(Debug)]
-pub struct Processor;
+pub struct Processor(pub Bf16Products);
+
+impl Processor {
+    /// The processor as `--device cpu` has it.
+    pub const PORTABLE: Self = Self(Bf16Products::Widened);
+}
 
 impl Platform for Processor {
     fn target(&self) -> Target {
-        TARGET
+        self.0.target()
     }
 
     fn kind(&self) -> DeviceKind {
@@ -31,12 +36,30 @@ impl Platform for Processor {
     }
 
     fn help(&self) -> &'static str {
-        "The processor"
+        match self.0 {
+            Bf16Products::Widened => "The processor",
+            Bf16Products::Amx => "The processor, with products of bf16 by AMX",
+            Bf16Products::Avx512 => "The processor, with products of bf16 by AVX-512 (avx512_bf16)",
+        }
     }
 
     fn find(&self, _: &Wanted) -> Result<Found, Diagnostic> {
+        if !self.0.is_here() {
+            let name = self.target().name();
+            let message = format!("--device {name}: this processor has no {}", self.0.instructions());
+            return Err(Diagnostic::new(message)
+                .note("--device cpu runs on every processor, and sums products of bf16 in f32"));
+        }
         let multiprocessors = Multiprocessors::default();
-        Ok(Found { multiprocessors, described: TARGET.name().into(), preset: Some(Preset::Cpu) })
+        Ok(Found { multiprocessors, described: self.target().name().into(), preset: Some(Preset::Cpu) })
+    }
+
+    /// AMX alone is faster wherever it is. Some processors multiply bf16 by AVX-512 more slowly than f32.
+    fn offer(&self, dtype: DType) -> Option<String> {
+        let is_faster = self.0 == Bf16Products::Amx && self.0.is_here() && dtype == DType::BF16;
+        is_faster.then(|| {
+            format!("--device {} multiplies bf16 by AMX, with other rounding errors", self.target().name())
+        })
     }
 
     fn open(&self, programs: Vec<StagePrograms>, opening: Opening) -> Result<Ranks, DeviceError> {
@@ -46,7 +69,13 @@ impl Platform for Processor {
     }
 
     fn rehearsal_help(&self) -> &'static str {
-        "The CPU backend"
+        match self.0 {
+            Bf16Products::Widened => "The CPU backend",
+            Bf16Products::Amx => "The CPU backend with AMX, which is emulated where the processor lacks it",
+            Bf16Products::Avx512 => {
+                "The CPU backend with AVX-512 for bf16, which is emulated where the processor lacks it"
+            }
+        }
     }
 
     fn peak_gflops(&self, threads: Option<usize>) -> Option<f64> {
@@ -67,7 +96,7 @@ pub fn on_processor(
     folder: Option<&Path>,
 ) -> Result<Ranks, DeviceError> {
     let programs = programs.into_iter().map(Into::into).collect();
-    Processor.open(programs, Opening { threads, profiles, folder, ..Opening::default() })
+    Processor::PORTABLE.open(programs, Opening { threads, profiles, folder, ..Opening::default() })
 }
 
 /// Opens ranks of which each has programs of its own. `through` makes the communicator that a rank's device uses from the

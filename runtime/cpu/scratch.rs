@@ -1,6 +1,8 @@
 //! The scratch of the CPU kernels, counted in f32 elements.
 
+use super::bf16::Part;
 use ir::ops::Labels;
+use ir::ops::contract::Contract;
 use ir::{DType, Op};
 use program::Multiprocessors;
 use program::kernel_contract::Unplaced;
@@ -17,6 +19,30 @@ pub(super) fn contraction(op: &Op, operands: &[Unplaced], results: &[Unplaced], 
     if !matches!(results[0].dtype, DType::F16 | DType::BF16) {
         return 0;
     }
+    let ([rows, columns, summed], batch) = sizes_of(contract, operands);
+    let pairs = [(rows, summed), (summed, columns), (rows, columns)];
+    let numbers = pairs.iter().map(|(a, b)| a.saturating_mul(*b)).fold(0, usize::saturating_add);
+    numbers.saturating_mul(batch.min(MOST_SHARES)).clamp(3, MOST_SCRATCH)
+}
+
+/// Returns the scratch of a contraction whose operands are packed if they are bf16. Other types take that of [`contraction`].
+pub(super) fn packed_contraction(
+    op: &Op,
+    operands: &[Unplaced],
+    results: &[Unplaced],
+    size: Multiprocessors,
+) -> usize {
+    let Op::Contract(contract) = op else { unreachable!("it is in the contract of contractions") };
+    if results[0].dtype != DType::BF16 {
+        return contraction(op, operands, results, size);
+    }
+    let ([rows, columns, summed], batch) = sizes_of(contract, operands);
+    let numbers = Part::whole([rows, summed, columns], 1).len();
+    numbers.saturating_mul(batch.min(MOST_SHARES)).clamp(Part::LEAST, MOST_SCRATCH)
+}
+
+/// Returns the numbers of rows, columns and terms of a contraction, and of its multiplications.
+fn sizes_of(contract: &Contract, operands: &[Unplaced]) -> ([usize; 3], usize) {
     let size = |label: &u8| {
         let of = |labels: &Labels, tensor: &Unplaced| {
             Some(tensor.layout.sizes[labels.0.iter().position(|l| l == label)?])
@@ -25,10 +51,7 @@ pub(super) fn contraction(op: &Op, operands: &[Unplaced], results: &[Unplaced], 
     };
     let product = |labels: &[u8]| labels.iter().map(size).fold(1, usize::saturating_mul);
     let roles = contract.roles();
-    let [rows, columns, summed] = [&roles.rows, &roles.columns, &roles.summed].map(|labels| product(labels));
-    let pairs = [(rows, summed), (summed, columns), (rows, columns)];
-    let numbers = pairs.iter().map(|(a, b)| a.saturating_mul(*b)).fold(0, usize::saturating_add);
-    numbers.saturating_mul(product(&roles.batch).min(MOST_SHARES)).clamp(3, MOST_SCRATCH)
+    ([&roles.rows, &roles.columns, &roles.summed].map(|labels| product(labels)), product(&roles.batch))
 }
 
 /// Returns the scratch of experts: the gathered rows of both sides, and one matrix.

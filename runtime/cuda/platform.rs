@@ -9,8 +9,8 @@ use crate::probe::probe;
 use crate::ranks::stand_in;
 use ::ranks::platform::{Found, Wanted};
 use ::ranks::{Opening, Platform, Ranks};
-use ir::Diagnostic;
 use ir::machine::DeviceKind;
+use ir::{DType, Diagnostic};
 use program::device::DeviceError;
 use program::{StagePrograms, Target};
 
@@ -35,7 +35,7 @@ impl Platform for Gpus {
         found::find(wanted)
     }
 
-    fn offer(&self) -> Option<String> {
+    fn offer(&self, _: DType) -> Option<String> {
         found::offered(&probe(&Folders::of_process()))
     }
 

@@ -6,8 +6,8 @@ use comm::agreement::Agreement;
 use comm::local::Local;
 use comm::of_stage::OfStage;
 use comm::{Communicator, check};
-use ir::Diagnostic;
 use ir::machine::{DeviceKind, Preset};
+use ir::{DType, Diagnostic};
 use program::device::{Device, DeviceError};
 use program::profile::Profiles;
 use program::{Multiprocessors, Program, StagePrograms, Target, room};
@@ -31,8 +31,9 @@ pub trait Platform: Sync {
     /// The reason why there is none.
     fn find(&self, wanted: &Wanted) -> Result<Found, Diagnostic>;
 
-    /// Describes a device of this machine to a user who asked for none. `None` if there is none to be told of.
-    fn offer(&self) -> Option<String> {
+    /// Describes a device of this machine to a user who asked for none, and whose step computes in this type. `None` if there is none to be
+    /// told of.
+    fn offer(&self, _dtype: DType) -> Option<String> {
         None
     }
 

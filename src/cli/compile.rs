@@ -177,7 +177,8 @@ impl Compile {
     /// The device of this process.
     fn device(&self, processes: &Processes) -> Result<Chosen, Diagnostic> {
         let Settings { compile, device, data, .. } = &self.settings;
-        hardware::choose(device.device, &compile.parallel, data.train.is_some(), processes.launched())
+        let (dtype, runs) = (compile.precision.dtype(), data.train.is_some());
+        hardware::choose(device.device, &compile.parallel, dtype, runs, processes.launched())
     }
 
     fn run_prepared(

@@ -8,6 +8,7 @@ mod part;
 use std::path::PathBuf;
 
 use clap::Args;
+use cpu::Bf16Products;
 use cuda::check::part::{CheckPart, CheckedDevice};
 use cuda::check::process::Processes;
 use cuda::found;
@@ -153,7 +154,9 @@ fn facts(folders: &Folders, probe: &Probe) -> Result<Facts, Failure> {
     let gpus = probe.driver.as_ref().map_or(0, |driver| driver.devices.len());
     let links = links::links(gpus).map_err(anyhow::Error::from)?;
     let memory = |gpu: usize| copies::memory(gpu).map_err(|error| error.to_string());
-    Ok(Facts::of(threads, folders, probe, probe::release(), memory, links))
+    let here = Bf16Products::ALL.into_iter().filter(|products| products.is_here());
+    let devices = here.map(|products| products.target().name()).collect();
+    Ok(Facts::of((threads, devices), folders, probe, probe::release(), memory, links))
 }
 
 #[cfg(test)]

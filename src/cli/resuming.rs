@@ -1,7 +1,9 @@
 //! Resuming a run: the step at which it begins, the flags that differ from the run before, and whether any step is left.
 
 use crate::compilation::Compilation;
-use crate::config::{Data, Device, Loss, Optimizer, Precision, ResumePlace, RunFlags, Settings};
+use crate::config::{
+    Data, Device, DeviceChoice, Loss, Optimizer, Precision, ResumePlace, RunFlags, Settings,
+};
 use crate::output::{EXPORTED, Folder};
 use crate::training::{DataOfRun, METRICS, checkpoints};
 use checkpoint::{Checkpoint, StateRow};
@@ -178,20 +180,28 @@ pub(super) fn check_model(folder: &Folder, compilation: &Compilation) -> Result<
     Ok(is_begun.then(|| format!("the run in {path} has no checkpoint yet: it starts at step 0{again}")))
 }
 
-/// Returns a note for each flag of the optimizer, the loss, the precision and the data whose value differs from that in the
+/// Returns a note for each flag of the optimizer, the loss, the precision, the data and the device whose value differs from that in the
 /// `config.toml` of a run's folder; none if that file cannot be read.
 pub(super) fn changed_flags(from: &Path, settings: &Settings) -> Vec<String> {
     let written = fs::read_to_string(Folder::new(from).join("config.toml"));
     let Some(then) = written.ok().and_then(|text| text.parse::<Table>().ok()) else { return vec![] };
-    let now = table(settings);
+    let [then, now] = [then, table(settings)].map(with_target);
     let mut keys =
         keys(&[Optimizer::augment_args, Loss::augment_args, Precision::augment_args, Data::augment_args]);
-    keys.push("seq".into());
+    keys.extend(["seq", DEVICE].map(String::from));
     // The training data are compared by their fingerprint. The evaluations of a run change no step.
     keys.retain(|key| !["train", "eval-every"].contains(&key.as_str()));
     let notes = differences(&keys, &then, &now)
         .map(|[then, now]| format!("the run in {} had {then}, and it continues with {now}", from.display()));
     notes.chain(changed_end(from, &then, &now)).collect()
+}
+
+/// Returns the flags with the device that `--device auto` chose.
+fn with_target(mut flags: Table) -> Table {
+    if let Some(device) = flags.get_mut(DEVICE).filter(|device| device.as_str() == Some("auto")) {
+        *device = DeviceChoice::Auto.target().name().into();
+    }
+    flags
 }
 
 /// Returns a note if the same schedule ends at another step, because the run has another length.
@@ -215,6 +225,8 @@ fn changed_end(from: &Path, then: &Table, now: &Table) -> Option<String> {
     ))
 }
 
+/// The flag of the device.
+const DEVICE: &str = "device";
 /// The flag of the convention of labels.
 const LABELS_FROM: &str = "labels-from";
 

@@ -258,7 +258,7 @@ fn a_target_is_given_by_the_file_or_by_a_flag() {
         &NORM.replace("cuda", "tpu"),
         &[],
         expect![[r#"
-            error: there is no target `tpu`; there are cpu, cuda
+            error: there is no target `tpu`; there are cpu, cpu-amx, cpu-avx512-bf16, cuda
               --> program.ir
         "#]],
     );

@@ -66,7 +66,7 @@ fn trained(backend: &dyn Platform, model: &str, flags: &str) -> Trained {
 fn check(model: &str, flags: &str) {
     let flags = format!("{flags} --optimizer momentum --lr 0.01");
     let [given, expected] =
-        [&Interpreters as &dyn Platform, &Processor].map(|backend| trained(backend, model, &flags));
+        [&Interpreters as &dyn Platform, &Processor::PORTABLE].map(|backend| trained(backend, model, &flags));
     let what = format!("{model} {flags}");
     for (given, expected) in given.losses.iter().zip(&expected.losses) {
         assert!((given - expected).abs() <= 1e-5, "{what}: the loss is {given}, and not {expected}");
@@ -104,7 +104,7 @@ fn the_training_loop_runs_on_a_backend_that_the_command_line_does_not_know() {
         assert_eq!(place.checkpoints("run"), [8, 16]);
         place.metrics("run").iter().map(|step| step["loss"].as_f64().expect("a loss")).collect()
     };
-    let [given, expected] = [&Interpreters as &dyn Platform, &Processor].map(losses);
+    let [given, expected] = [&Interpreters as &dyn Platform, &Processor::PORTABLE].map(losses);
     assert_eq!(given.len(), 16);
     for (given, expected) in given.iter().zip(&expected) {
         assert!((given - expected).abs() <= 1e-4, "{given}, and not {expected}");
@@ -115,7 +115,7 @@ fn the_training_loop_runs_on_a_backend_that_the_command_line_does_not_know() {
 /// one: a NaN in f32, and an infinity where the interpreter computes in f64 and rounds.
 #[test]
 fn the_interpreter_names_the_operator_that_makes_the_first_number_that_is_not_finite() {
-    for backend in [&Interpreters as &dyn Platform, &Processor] {
+    for backend in [&Interpreters as &dyn Platform, &Processor::PORTABLE] {
         let place = Workplace::with_text(TRAINYARD, 8_000);
         let flags = "--microbatch 1 --optimizer sgd --lr 1e20";
         let failure = train(backend, &place, flags, |_| {}, &|_, device| device).expect_err("it diverges");

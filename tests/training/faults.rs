@@ -73,7 +73,7 @@ const FLAGS: &str = "--microbatch 4 --mesh dp=2,tp=2 --zero 1 --save-every 4 --l
 #[test]
 fn a_rank_that_fails_ends_the_run_with_its_error_and_the_last_checkpoint_goes_on() {
     let whole = Workplace::with_text(TRAINYARD, 8_000);
-    done(train(&cpu::Processor, &whole, FLAGS, |_| {}, &|_, device| device));
+    done(train(&cpu::Processor::PORTABLE, &whole, FLAGS, |_| {}, &|_, device| device));
     let checkpoint = |place: &Workplace, step: u64| place.states("run", step);
 
     let place = Workplace::with_text(TRAINYARD, 8_000);
@@ -81,7 +81,8 @@ fn a_rank_that_fails_ends_the_run_with_its_error_and_the_last_checkpoint_goes_on
     let failing = |rank, device| -> Box<dyn Device + Send> {
         if rank == 3 { Box::new(Failing { device, left: 11 }) } else { device }
     };
-    let failure = train(&cpu::Processor, &place, FLAGS, |_| {}, &failing).expect_err("a rank fails");
+    let failure =
+        train(&cpu::Processor::PORTABLE, &place, FLAGS, |_| {}, &failing).expect_err("a rank fails");
     assert!(matches!(failure, Failure::Fault(_)) && failure.exit_code() == 1);
     let told = render(Severity::Error, &failure.diagnostics(), false);
     assert!(told.starts_with("error: rank 3: it panicked: index out of bounds\n"), "{told}");
@@ -89,7 +90,7 @@ fn a_rank_that_fails_ends_the_run_with_its_error_and_the_last_checkpoint_goes_on
     assert_eq!(place.checkpoints("run"), [4, 8]);
     assert!(checkpoint(&place, 8) == checkpoint(&whole, 8), "it is not as it was saved");
 
-    done(train(&cpu::Processor, &place, &format!("{FLAGS} --resume"), |_| {}, &|_, device| device));
+    done(train(&cpu::Processor::PORTABLE, &place, &format!("{FLAGS} --resume"), |_| {}, &|_, device| device));
     assert_eq!(place.metrics("run").len(), 16);
     assert!(checkpoint(&place, 16) == checkpoint(&whole, 16), "it went on otherwise");
 }

@@ -1,6 +1,7 @@
 //! Half precision on the CPU backend: results are near the interpreter, which rounds each value, and a trained model is near fp32.
 
 use crate::TRAINYARD;
+use cpu::Bf16Products;
 use testing::models::half::check_half;
 use testing::models::{BERT_DYNAMO, GPT2_DYNAMO, LLAMA_DYNAMO};
 use testing::workplace::Workplace;
@@ -19,6 +20,34 @@ fn llama_in_half_is_what_the_interpreter_rounds() {
 #[test]
 fn bert_in_half_is_what_the_interpreter_rounds() {
     check_half(&BERT_DYNAMO, Mode::On(cpu::TARGET));
+}
+
+#[test]
+fn bf16_by_instructions_is_what_the_interpreter_rounds() {
+    check_half(&GPT2_DYNAMO, Mode::On(cpu::AMX));
+    check_half(&GPT2_DYNAMO, Mode::On(cpu::AVX512));
+}
+
+/// A processor without the instructions refuses the device, and another one trains.
+#[test]
+fn a_device_that_the_processor_lacks_is_refused() {
+    for products in [Bf16Products::Amx, Bf16Products::Avx512] {
+        let (place, device) = (Workplace::new(TRAINYARD), products.target().name());
+        let command = format!(
+            "compile testdata/models/mlp.dynamo.onnx --train synthetic --steps 2 --bf16 --device {device} -o run"
+        );
+        if products.is_here() {
+            let told = place.succeed(&command).stderr;
+            assert!(told.contains(&format!("device: {device}\n")), "{told}");
+            assert_eq!(place.metrics("run").len(), 2);
+        } else {
+            let ended = place.run(&command);
+            let told = ended.stderr;
+            assert_eq!(ended.status.code(), Some(2), "{told}");
+            assert!(told.contains(&format!("error: --device {device}: this processor has no")), "{told}");
+            assert!(told.contains("--device cpu runs on every processor"), "{told}");
+        }
+    }
 }
 
 /// The README's model and text, with a learning rate at which rounding does not lead to another result.

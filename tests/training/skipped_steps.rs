@@ -116,7 +116,9 @@ fn the_driver_trains_through_skipped_steps_and_gives_up_where_no_scale_helps() {
     let place = Workplace::with_text(TRAINYARD, 8_000);
     let flags = "--microbatch 4 --mesh dp=2 --zero 1 --save-every 2 --lr 1e-2";
     let train = |place: &Workplace, scaling| {
-        train(&cpu::Processor, place, flags, |plan| plan.precision = fp16(scaling), &|_, device| device)
+        train(&cpu::Processor::PORTABLE, place, flags, |plan| plan.precision = fp16(scaling), &|_, device| {
+            device
+        })
     };
     done(train(&place, Scaling { interval: 2000, ..TOO_LARGE }));
     let metrics = place.metrics("run");

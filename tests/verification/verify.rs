@@ -84,6 +84,18 @@ fn real_models_pass_rounded_and_on_the_cpu_backend() {
 }
 
 #[test]
+fn products_of_bf16_by_instructions_or_their_emulations_pass() {
+    for (file, mode) in
+        [("gpt2.legacy-mask", "cpu-amx"), ("mixtral.dynamo", "cpu-amx"), ("bert.dynamo", "cpu-avx512-bf16")]
+    {
+        check_passes(&format!("{file}.onnx --bf16 --mode {mode}"));
+        check_passes(&format!(
+            "{file}.onnx --bf16 --mode {mode} --mesh dp=2,tp=2 --microbatch 1 --global-batch 4"
+        ));
+    }
+}
+
+#[test]
 fn every_way_to_train_is_verified() {
     for flags in [
         "--optimizer sgd --weight-decay 0.1 --decay all",

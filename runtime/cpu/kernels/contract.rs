@@ -1,5 +1,7 @@
-//! Contractions, as multiplications of strided matrices. f16 and bf16 are converted to f32 and multiplied in tiles (`tiles`).
+//! Contractions, as multiplications of strided matrices. f16 and bf16 are converted to f32 and multiplied in tiles (`tiles`). A target with
+//! instructions for bf16 multiplies it by them (`panels`).
 
+mod panels;
 mod tiles;
 
 use crate::call::{Call, rebased};
@@ -8,6 +10,8 @@ use crate::gemm::{Matrix, Multiply, add_rounded, gemm};
 use crate::math::{Float, Real};
 use crate::simd::vectorized;
 use crate::storage::is_half;
+use half::bf16;
+use ir::DType;
 use ir::ops::contract::Contract;
 use program::contraction::{ContractionPlan, StridedLoop, shifted};
 use rayon::prelude::*;
@@ -17,6 +21,11 @@ pub(super) fn run(contract: &Contract, mut call: Call) {
     let layouts = [&call.operand_view(0).layout, &call.operand_view(1).layout, &call.result_view(0).layout];
     let plan = ContractionPlan::of(contract, layouts.map(rebased));
     let (dtype, add) = (call.dtype(), call.add);
+    if let (DType::BF16, Some(multiply)) = (dtype, call.device.products.multiply()) {
+        let operands = [0, 1].map(|index| call.source::<bf16>(index).elements);
+        let scratch = call.take_scratch::<u32>();
+        return panels::multiply(&plan, operands, call.take_result::<bf16>(), scratch, multiply);
+    }
     if is_half(dtype) {
         return with_half!(dtype, S => {
             let (lhs, rhs) = (call.source::<S>(0).elements, call.source::<S>(1).elements);
@@ -66,6 +75,36 @@ fn multiply<T: Real>(plan: &ContractionPlan, lhs: &[T], rhs: &[T], out: &mut [T]
                 multiply_step(plan, (lhs, left), (rhs, right), (out, at), add, true);
             }
         }
+    }
+}
+
+/// Calls `multiply` for each multiplication of a contraction that takes scratch, with the places of its first elements and with scratch.
+/// Small multiplications, each with scratch for a `whole` one, are distributed over the threads. Other multiplications have all of it; the
+/// last argument says so.
+fn with_scratch<S: Send, N: Send>(
+    plan: &ContractionPlan,
+    out: &mut [S],
+    scratch: &mut [N],
+    whole: usize,
+    multiply: impl Fn([isize; 3], &mut [S], &mut [N], bool) + Sync,
+) {
+    let steps: usize = plan.outer.iter().map(|run| run.size).product();
+    let work = plan.rows.size * plan.columns.size * plan.summed.size;
+    let shares = (scratch.len() / whole).min(steps);
+    let block = plan.block().filter(|block| *block > 0 && shares > 1 && work < SMALL);
+    match block.filter(|_| steps * work > SMALL / 16) {
+        Some(block) => {
+            let each = steps.div_ceil(shares);
+            let parts = out.par_chunks_mut(block * each).zip(scratch.par_chunks_exact_mut(whole));
+            parts.enumerate().for_each(|(share, (out, scratch))| {
+                for step in share * each..((share + 1) * each).min(steps) {
+                    let [left, right, _] = plan.outer_step(step);
+                    let at = ((step - share * each) * block) as isize;
+                    multiply([left, right, at], out, scratch, false);
+                }
+            });
+        }
+        None => (0..steps).for_each(|step| multiply(plan.outer_step(step), out, scratch, true)),
     }
 }
 

@@ -24,12 +24,12 @@ pub(super) fn run(mut call: Call) {
 
 /// Copies this device's part of the operand.
 pub(super) fn part(part: &LocalPart, mut call: Call) {
-    let place = call.place;
+    let device = call.device;
     with_width!(call.dtype().bytes(), T => {
         let Source { elements, mut layout } = call.source::<T>(0);
         for (dim, axes) in &part.dims {
             let size = call.result_view(0).layout.sizes[*dim];
-            let start = place.mesh.place(place.rank, axes) as i64 * size as i64;
+            let start = device.mesh.place(device.rank, axes) as i64 * size as i64;
             layout = layout.slice(*dim, start, 1, size);
         }
         let walk = Walk::row_major(&layout);

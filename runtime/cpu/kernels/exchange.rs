@@ -10,7 +10,7 @@ pub(super) fn run(
     communicator: Option<&dyn Communicator>,
 ) -> Result<(), CommError> {
     let communicator = communicator.ok_or(CommError::Alone)?;
-    let group = call.place.mesh.group(call.place.rank, &exchange.axes);
+    let group = call.device.mesh.group(call.device.rank, &exchange.axes);
     let results = std::mem::take(&mut call.results);
     let tensor = |(index, result)| Exchanged {
         dtype: call.operand_view(index).dtype,

@@ -10,7 +10,7 @@ pub(super) fn run(
     communicator: Option<&dyn Communicator>,
 ) -> Result<(), CommError> {
     let communicator = communicator.ok_or(CommError::Alone)?;
-    let rank_on = |stage: u32| u64::from(stage) * call.place.mesh.devices() + call.place.rank;
+    let rank_on = |stage: u32| u64::from(stage) * call.device.mesh.devices() + call.device.rank;
     communicator.comes_from(&call.instruction.origin);
     match call.results.first_mut() {
         Some(result) => communicator.receive(rank_on(message.from), message.channel, result),

@@ -14,6 +14,8 @@ use std::path::PathBuf;
 pub(super) struct Facts {
     /// Threads of the processor.
     pub threads: usize,
+    /// The values of `--device` that run on the processor.
+    pub devices: Vec<&'static str>,
     /// NVIDIA's driver.
     pub driver: Driver,
     /// The GPUs, by their number.
@@ -70,9 +72,9 @@ pub(super) struct Gpu {
 pub(super) type Memory = Result<(u64, u64), String>;
 
 impl Facts {
-    /// Collects the facts from a probe. The driver's release, the GPUs' memory and their links are given apart.
+    /// Collects the facts from a probe. The processor's threads and devices, the driver's release, the GPUs' memory and their links are given apart.
     pub(super) fn of(
-        threads: usize,
+        (threads, devices): (usize, Vec<&'static str>),
         folders: &Folders,
         probe: &Probe,
         release: Option<String>,
@@ -95,12 +97,13 @@ impl Facts {
                 (Driver { library, cuda: None }, vec![])
             }
         };
-        Self { threads, driver, gpus, links, libraries: libraries.collect(), looked_in }
+        Self { threads, devices, driver, gpus, links, libraries: libraries.collect(), looked_in }
     }
 
     /// The facts as text.
     pub(super) fn text(&self) -> String {
-        let mut text = line("processor", &format!("{} threads", self.threads));
+        let mut text =
+            line("processor", &format!("{} threads, --device {}", self.threads, self.devices.join(", ")));
         text += &self.driver.text();
         text.extend(self.gpus.iter().map(Gpu::text));
         text += &links(&self.links);

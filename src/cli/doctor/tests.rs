@@ -46,7 +46,7 @@ fn machine_of(devices: Vec<DeviceFacts>) -> Facts {
     };
     let link = |from, to| Link { from, to, peer_access: true, native_atomics: true, performance_rank: 0 };
     let links = vec![link(0, 1), link(1, 0)];
-    Facts::of(16, &folders, &probe, Some("580.95.05".into()), memory, links)
+    Facts::of((16, vec!["cpu", "cpu-amx"]), &folders, &probe, Some("580.95.05".into()), memory, links)
 }
 
 fn written(json: bool, facts: Facts, checks: Option<Vec<Check>>) -> String {
@@ -211,7 +211,7 @@ fn a_machine_without_a_gpu_says_why() {
     ] {
         let probe = Probe { driver: Err(error), libraries: vec![] };
         let memory = |_| Err("there is none".into());
-        let facts = Facts::of(2, &Folders::default(), &probe, None, memory, vec![]);
+        let facts = Facts::of((2, vec!["cpu"]), &Folders::default(), &probe, None, memory, vec![]);
         let text = written(false, facts, None);
         assert!(text.contains(expected), "{text}");
     }
@@ -223,7 +223,7 @@ fn the_work_of_cudnn_is_named() {
     let text = |opened: Result<Opened, NotOpened>| {
         let probe = Probe { driver: Err(Unavailable::NoDevice), libraries: vec![(Library::Cudnn, opened)] };
         let memory = |_| Err("there is none".into());
-        Facts::of(2, &Folders::default(), &probe, None, memory, vec![]).text()
+        Facts::of((2, vec!["cpu"]), &Folders::default(), &probe, None, memory, vec![]).text()
     };
     let found = text(Ok(opened(Library::Cudnn, "/env/", Some("9.19.1"))));
     let expected = [

@@ -127,7 +127,7 @@ fn all_unknown_keys_and_wrong_types_are_listed_with_their_lines() {
             error: `freeze` wants a list of strings, or one string, not the number 1
               --> trainyard.toml:9
 
-            error: `device`: `gpu` is not one of auto, cpu, cuda
+            error: `device`: `gpu` is not one of auto, cpu, cpu-amx, cpu-avx512-bf16, cuda
               --> trainyard.toml:10
 
             error: `clip`: `-1.0` is not a finite number above 0

@@ -3,7 +3,7 @@
 //!
 //! The tiles depend on the sizes and the scratch alone, so the result does not depend on the number of threads.
 
-use super::{SMALL, dot};
+use super::{dot, with_scratch};
 use crate::gemm::{Matrix, Multiply, gemm};
 use crate::math::Float;
 use crate::storage::{narrow, widen};
@@ -22,34 +22,11 @@ pub(super) fn multiply<S: Float<Real = f32>>(
         out[0] = S::narrow(dot(&operands[0][left], &operands[1][right]));
         return;
     }
-    let steps: usize = plan.outer.iter().map(|run| run.size).product();
     let whole = Tile::whole(plan);
-    let work = plan.rows.size * plan.columns.size * plan.summed.size;
-    // Small multiplications, each with scratch of its own, are distributed over the threads.
-    let shares = (scratch.len() / whole.len()).min(steps);
-    let block = plan.block().filter(|block| *block > 0 && shares > 1 && work < SMALL);
-    match block.filter(|_| steps * work > SMALL / 16) {
-        Some(block) => {
-            let each = steps.div_ceil(shares);
-            let parts = out.par_chunks_mut(block * each).zip(scratch.par_chunks_exact_mut(whole.len()));
-            parts.enumerate().for_each(|(share, (out, scratch))| {
-                for step in share * each..((share + 1) * each).min(steps) {
-                    let [left, right, _] = plan.outer_step(step);
-                    let at = ((step - share * each) * block) as isize;
-                    let tiles =
-                        Tiles { plan, operands, starts: [left, right, at], tile: whole, parallel: false };
-                    tiles.multiply(out, scratch);
-                }
-            });
-        }
-        None => {
-            let tile = whole.within(scratch.len());
-            for step in 0..steps {
-                let tiles = Tiles { plan, operands, starts: plan.outer_step(step), tile, parallel: true };
-                tiles.multiply(out, scratch);
-            }
-        }
-    }
+    with_scratch(plan, out, scratch, whole.len(), |starts, out, scratch, parallel| {
+        let tile = if parallel { whole.within(scratch.len()) } else { whole };
+        Tiles { plan, operands, starts, tile, parallel }.multiply(out, scratch);
+    });
 }
 
 /// The sizes of one tile.

@@ -11,11 +11,18 @@ use ir::ops::rotary::Rotary;
 use ir::{Builder, DType, Module, Tensor, Type, ValueId, random, testing};
 use program::device::{ProgramId, step};
 use program::lower::{LowerOptions, lower};
-use program::{Microbatches, Program, Section};
+use program::{Microbatches, Program, Section, Target};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
+
+/// The ways in which the processor multiplies bf16.
+const TARGETS: [Target; 3] = [cpu::TARGET, cpu::AMX, cpu::AVX512];
+
+fn target() -> impl Strategy<Value = Target> {
+    prop::sample::select(&TARGETS[..])
+}
 
 fn half_type() -> impl Strategy<Value = DType> {
     prop::sample::select(&HALVES[..])
@@ -25,17 +32,27 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_random_program_rounds_where_the_interpreter_does(seed in any::<u64>(), dtype in half_type(), unfused in any::<bool>()) {
+    fn a_random_program_rounds_where_the_interpreter_does(
+        seed in any::<u64>(),
+        dtype in half_type(),
+        unfused in any::<bool>(),
+        target in target(),
+    ) {
         let module = testing::program(seed, dtype, 24);
         let microbatches = (0..2).map(|index| testing::microbatch(&module, seed, index)).collect();
-        let options = LowerOptions { unfused, ..LowerOptions::of(cpu::TARGET) };
+        let options = LowerOptions { unfused, ..LowerOptions::of(target) };
         assert_agrees_in(Mode::Typed, &module, &options, &[microbatches], |dtype| 4.0 * unit(dtype));
     }
 
     /// Gradients, sums over microbatches and optimizers of half types. A number that falls between two on the way is
     /// amplified by what follows it.
     #[test]
-    fn steps_round_where_the_interpreter_does(seed in any::<u64>(), dtype in half_type(), adam in any::<bool>()) {
+    fn steps_round_where_the_interpreter_does(
+        seed in any::<u64>(),
+        dtype in half_type(),
+        adam in any::<bool>(),
+        target in target(),
+    ) {
         let module = training_program(seed, dtype, adam);
         let steps: Vec<Vec<Microbatch>> =
             vec![(0..2).map(|index| testing::microbatch(&module, seed, index)).collect()];
@@ -44,17 +61,17 @@ proptest! {
                 Microbatches::One => vec![vec![steps[0][0].clone()]],
                 Microbatches::Many => steps.clone(),
             };
-            let options = LowerOptions { microbatches, ..LowerOptions::of(cpu::TARGET) };
+            let options = LowerOptions { microbatches, ..LowerOptions::of(target) };
             assert_agrees_in(Mode::Typed, &module, &options, &steps, |dtype| 8.0 * unit(dtype));
         }
     }
 
     #[test]
-    fn fusing_and_threads_change_no_bit(seed in any::<u64>(), dtype in half_type()) {
+    fn fusing_and_threads_change_no_bit(seed in any::<u64>(), dtype in half_type(), target in target()) {
         let module = training_program(seed, dtype, true);
         let initial = interp::initial_states(&module, 1, Missing::Draw).expect("states can be drawn");
         let run = |unfused: bool, threads: usize| {
-            let program = lower(&module, &LowerOptions { unfused, ..LowerOptions::of(cpu::TARGET) }).expect("it lowers");
+            let program = lower(&module, &LowerOptions { unfused, ..LowerOptions::of(target) }).expect("it lowers");
             let inputs: Vec<_> = (0..2).map(|i| bytes(&program, &testing::microbatch(&module, seed, i))).collect();
             let mut cpu = device(program, &initial, threads);
             let outputs = step(&mut cpu, ProgramId(0), &inputs).expect("the step runs");
@@ -65,9 +82,9 @@ proptest! {
     }
 
     #[test]
-    fn the_plan_knows_all_scratch(seed in any::<u64>(), dtype in half_type()) {
+    fn the_plan_knows_all_scratch(seed in any::<u64>(), dtype in half_type(), target in target()) {
         let module = training_program(seed, dtype, true);
-        assert_plan_is_exact(&lower(&module, &LowerOptions::of(cpu::TARGET)).expect("it lowers"));
+        assert_plan_is_exact(&lower(&module, &LowerOptions::of(target)).expect("it lowers"));
     }
 }
 
@@ -114,10 +131,10 @@ fn contractions_in_tiles_agree_with_the_interpreter() {
         ("ij,ij->", &[(b'i', 300), (b'j', 90)]),
         ("mk,kn->mn", &[(b'm', 3), (b'k', 0), (b'n', 4)]),
     ];
-    for dtype in HALVES {
+    for (dtype, target) in HALVES.into_iter().flat_map(|dtype| TARGETS.map(|target| (dtype, target))) {
         for (text, sizes) in cases {
             let (module, inputs) = contraction(dtype, text, &sizes.iter().copied().collect());
-            let program = lower(&module, &LowerOptions::of(cpu::TARGET)).expect("it lowers");
+            let program = lower(&module, &LowerOptions::of(target)).expect("it lowers");
             assert!((3..=1 << 20).contains(&scratch(&program)), "{text}");
             assert_plan_is_exact(&program);
             let run = |threads| {
@@ -126,7 +143,7 @@ fn contractions_in_tiles_agree_with_the_interpreter() {
                     .unwrap()
             };
             assert!(run(1) == run(3), "{text}: the number of threads shows");
-            assert_agrees_in(Mode::Typed, &module, &LowerOptions::of(cpu::TARGET), &[vec![inputs]], unit);
+            assert_agrees_in(Mode::Typed, &module, &LowerOptions::of(target), &[vec![inputs]], unit);
         }
     }
 }

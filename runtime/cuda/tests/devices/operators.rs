@@ -10,7 +10,7 @@ use ir::ops::norm::LayerNorm;
 use ir::ops::reduce::{Reduce, ReduceKind};
 use ir::ops::softmax::SoftmaxGrad;
 use ir::samples::{Sample, Through, samples};
-use ir::{Builder, DType, Dim, Module, Tensor, Type};
+use ir::{Builder, DType, Dim, Module, Op, Tensor, Type};
 use program::device::{ProgramId, step};
 use program::lower::{LowerOptions, lower};
 use std::sync::Arc;
@@ -66,6 +66,20 @@ fn kernels_read_transposed_operands() {
 fn kernels_take_the_place_of_dying_operands() {
     check(Through::Negations, &LowerOptions { unfused: true, ..LowerOptions::of(cpu::TARGET) });
     check(Through::Negations, &LowerOptions::of(cpu::TARGET));
+}
+
+#[test]
+fn contractions_of_bf16_agree_on_every_target_of_the_processor() {
+    let contractions: Vec<_> =
+        samples().into_iter().filter(|sample| matches!(sample.op, Op::Contract(_))).collect();
+    for (target, sample) in
+        [cpu::AMX, cpu::AVX512].into_iter().flat_map(|to| contractions.iter().map(move |of| (to, of)))
+    {
+        let Some(sample) = sample.in_type(DType::BF16) else { continue };
+        for through in [Through::Inputs, Through::Transposes, Through::Negations] {
+            check_sample(&sample, through, &LowerOptions::of(target));
+        }
+    }
 }
 
 #[test]

@@ -124,20 +124,6 @@ check_oldest-nvrtc() {
     TRAINYARD_CUDA_LIBS=$OLDEST_NVRTC python3 .ci/tests.py "needs NVRTC of two versions"
 }
 
-# Ranks as processes.
-check_openmpi() {
-    need_mpi mpicc.openmpi libopenmpi-dev openmpi-bin
-    cargo test --workspace --features trainyard/mpi --test mpi_transport
-    cargo test --workspace --features trainyard/mpi --test processes -- --test-threads 1
-    cargo clippy --manifest-path mpi/Cargo.toml -- -D warnings
-    cargo clippy --workspace --features trainyard/mpi --all-targets -- -D warnings
-}
-
-# Ranks that meet, in the orders that loom finds; then the same with the meeting broken, which the models must notice.
-check_meetings() {
-    timeout 240 python3 runtime/comm/loom/broken.py
-}
-
 # The corpus is replayed by the tests (tests/fuzz_corpus.rs). `nightly` looks for more inputs.
 check_fuzz-targets() {
     cargo check --locked --manifest-path fuzz/Cargo.toml
@@ -244,10 +230,24 @@ check_packages() {
     cargo deny --offline check licenses bans sources
 }
 
+# Ranks as processes.
+check_openmpi() {
+    need_mpi mpicc.openmpi libopenmpi-dev openmpi-bin
+    cargo test --workspace --features trainyard/mpi --test mpi_transport
+    cargo test --workspace --features trainyard/mpi --test processes -- --test-threads 1
+    cargo clippy --manifest-path mpi/Cargo.toml -- -D warnings
+    cargo clippy --workspace --features trainyard/mpi --all-targets -- -D warnings
+}
+
 check_mpich() {
     need_cxx
     need_mpi mpicc.mpich libmpich-dev mpich
     cargo test --workspace --features trainyard/mpi --test processes --test stand_in -- --test-threads 1
+}
+
+# Ranks that meet, in the orders that loom finds; then the same with the meeting broken, which the models must notice.
+check_meetings() {
+    timeout 240 python3 runtime/comm/loom/broken.py
 }
 
 check_large() {

@@ -1,3 +1,5 @@
+//! Products of two panels: the instructions beside their emulations, and the emulations beside plain sums.
+
 use super::*;
 use ir::random;
 

@@ -57,7 +57,7 @@ fn written(json: bool, facts: Facts, checks: Option<Vec<Check>>) -> String {
 #[test]
 fn a_machine_with_gpus_is_described() {
     expect![[r#"
-        processor      16 threads
+        processor      16 threads, --device cpu, cpu-amx
         NVIDIA driver  580.95.05, CUDA 13.0, libcuda.so.1
           GPU 0        NVIDIA H200, compute capability 9.0, 132 multiprocessors, 140 GiB, 139 GiB free
           GPU 1        NVIDIA H200, compute capability 9.0, 132 multiprocessors, 140 GiB, no context can be created on the GPU: it is another's alone
@@ -102,6 +102,10 @@ fn json_has_all_of_it_under_keys_that_stay() {
     expect![[r#"
         {
           "threads": 16,
+          "devices": [
+            "cpu",
+            "cpu-amx"
+          ],
           "driver": {
             "name": "NVIDIA driver",
             "file": "libcuda.so.1",

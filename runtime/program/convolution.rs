@@ -110,7 +110,29 @@ impl Convolution {
 
     fn tasks(&self) -> usize {
         let Geometry { batch, groups, .. } = self.geometry;
-        if self.made == ConvolutionResult::Weight { groups } else { batch.div_ceil(self.images()) * groups }
+        match self.made {
+            ConvolutionResult::Weight => groups * self.parts(),
+            ConvolutionResult::Output | ConvolutionResult::Input => batch.div_ceil(self.images()) * groups,
+        }
+    }
+
+    /// Returns the number of parts of the batch whose gradients of the weight are computed apart and then added: as many as have scratch
+    /// together. With several groups, which are tasks already, there is one.
+    pub fn parts(&self) -> usize {
+        let Geometry { batch, groups, .. } = self.geometry;
+        if self.made != ConvolutionResult::Weight || groups > 1 || self.depthwise.is_some() {
+            return 1;
+        }
+        let room = MOST_SCRATCH / self.share_of(true).iter().sum::<usize>().max(1);
+        batch.div_ceil(self.images()).min(room).clamp(1, MOST_SHARES)
+    }
+
+    /// Returns the images of a part of the batch.
+    pub fn images_of(&self, part: usize) -> Range<usize> {
+        let (batch, images, parts) = (self.geometry.batch, self.images(), self.parts());
+        let of_parts = batch.div_ceil(images);
+        let start = |part: usize| (part * of_parts / parts * images).min(batch);
+        start(part)..start(part + 1)
     }
 
     /// Returns the number of windows that are worth laying side by side at once.
@@ -143,14 +165,19 @@ impl Convolution {
     }
 
     /// Returns the numbers of elements of one task's scratch: a tile of windows; the part of `d y` that it reads, converted to f32 or laid
-    /// side by side; its result, before it is rounded or divided among images. A depthwise convolution divides its scratch another way.
+    /// side by side; its result, before it is rounded, divided among images or added to those of other parts of the batch. A depthwise convolution divides its scratch another way.
     pub fn share(&self) -> [usize; 3] {
         if let Some(depthwise) = &self.depthwise {
             return depthwise.share();
         }
+        self.share_of(self.parts() > 1)
+    }
+
+    /// Returns [`Self::share`] of a convolution whose batch is, or is not, divided.
+    fn share_of(&self, is_divided: bool) -> [usize; 3] {
         let (images, makes_output) = (self.images(), self.made == ConvolutionResult::Output);
         let reads = !makes_output && (self.half || images > 1);
-        let makes = self.half || (makes_output && images > 1);
+        let makes = self.half || is_divided || (makes_output && images > 1);
         [
             self.geometry.terms() * images * self.tile(),
             if reads { images * self.outputs() } else { 0 },
@@ -188,4 +215,42 @@ fn only_tap(geometry: &mut Geometry) -> Option<usize> {
         (side.before, side.kernel) = (side.before - tap * side.dilation, 1);
     }
     Some(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ir::ops::conv::ConvGradWeight;
+    use smallvec::smallvec;
+
+    /// Returns the gradient of a weight `[outputs, 3, 3, 3]` from images of this size.
+    fn weight_gradient(batch: usize, outputs: usize, size: usize, dtype: DType) -> Convolution {
+        let (x, dy) = ([batch, 3, size, size], [batch, outputs, size, size]);
+        let (strides, dilations, pads) = (smallvec![1, 1], smallvec![1, 1], smallvec![1, 1, 1, 1]);
+        let op = Op::from(ConvGradWeight { strides, dilations, pads });
+        Convolution::of(&op, dtype, [&x, &dy], &[outputs, 3, 3, 3]).expect("it is a convolution")
+    }
+
+    #[test]
+    fn the_parts_of_a_batch_cover_it_and_have_scratch_together() {
+        for batch in [1, 2, 3, 7, 40] {
+            for (outputs, size) in [(4, 3), (8, 40), (64, 200), (40_000, 8)] {
+                for dtype in [DType::F32, DType::BF16] {
+                    let c = weight_gradient(batch, outputs, size, dtype);
+                    let mut next = 0;
+                    for part in 0..c.parts() {
+                        let images = c.images_of(part);
+                        assert!(images.start == next && images.end > next, "{images:?} of {batch}");
+                        assert!(images.end == batch || images.end % c.images() == 0);
+                        next = images.end;
+                    }
+                    assert_eq!(next, batch);
+                    let of_each: usize = c.share().iter().sum();
+                    assert!(c.parts() == 1 || c.parts() * of_each <= MOST_SCRATCH.min(c.scratch()));
+                }
+            }
+        }
+        assert_eq!(weight_gradient(7, 8, 40, DType::F32).parts(), 7);
+        assert_eq!(weight_gradient(7, 40_000, 8, DType::F32).parts(), 1);
+    }
 }

@@ -15,6 +15,7 @@ use crate::storage::{narrow, widen};
 use ir::Op;
 use program::convolution::{Convolution, ConvolutionResult, MOST_SHARES};
 use rayon::prelude::*;
+use smallvec::SmallVec;
 use std::ops::Range;
 use windows::{fold, unfold};
 
@@ -131,41 +132,85 @@ fn input_gradient<S: Float>(c: &Convolution, [weight, dy]: [&[S]; 2], dx: &mut [
     });
 }
 
-/// Computes `d weight = d y · windowsᵀ` for each group, summed over the images.
+/// Computes `d weight = d y · windowsᵀ` for each group, summed over the images. If the batch is divided, the sums of its parts are added in
+/// their order.
 fn weight_gradient<S: Float>(
     c: &Convolution,
-    [x, dy]: [&[S]; 2],
+    operands: [&[S]; 2],
     dweight: &mut [S],
     scratch: &mut [S::Real],
 ) {
+    let parts = c.parts();
+    if parts == 1 {
+        let all = 0..c.geometry.batch;
+        return for_each_block(
+            c,
+            dweight,
+            scratch,
+            |group, dweight, TaskScratch { windows, read, made }, parallel| {
+                make(dweight, made, |sums| {
+                    weight_sums(c, operands, group, all.clone(), sums, [windows, read], parallel);
+                });
+            },
+        );
+    }
+    let share = c.share().iter().sum();
+    let one = |(part, scratch): (usize, &mut [S::Real]), parallel: bool| {
+        let TaskScratch { windows, read, made } = TaskScratch::of(c, scratch);
+        weight_sums(c, operands, 0, c.images_of(part), made, [windows, read], parallel);
+    };
+    if parts < rayon::current_num_threads() {
+        scratch.chunks_exact_mut(share).enumerate().for_each(|part| one(part, true));
+    } else {
+        scratch.par_chunks_exact_mut(share).enumerate().for_each(|part| one(part, false));
+    }
+    let made: SmallVec<[&[S::Real]; MOST_SHARES]> =
+        scratch.chunks_exact(share).map(|share| &share[share.len() - c.weight()..]).collect();
+    dweight.par_chunks_mut(SUMMED).enumerate().for_each(|(chunk, dweight)| {
+        let first = chunk * SUMMED;
+        for (i, dweight) in dweight.iter_mut().enumerate() {
+            let sum = made[1..].iter().fold(made[0][first + i], |sum, made| sum + made[first + i]);
+            *dweight = S::narrow(sum);
+        }
+    });
+}
+
+/// The number of elements of a weight's gradient that a task adds.
+const SUMMED: usize = 1 << 12;
+
+/// Sums `d y · windowsᵀ` of one group over some images.
+fn weight_sums<S: Float>(
+    c: &Convolution,
+    [x, dy]: [&[S]; 2],
+    group: usize,
+    of: Range<usize>,
+    sums: &mut [S::Real],
+    [windows, read]: [&mut [S::Real]; 2],
+    parallel: bool,
+) {
     let geometry = &c.geometry;
     let (outputs, terms, positions) = (geometry.outputs, geometry.terms(), geometry.positions());
-    for_each_block(c, dweight, scratch, |group, dweight, TaskScratch { windows, read, made }, parallel| {
-        make(dweight, made, |sums| {
-            let mut add = false;
-            for first in (0..geometry.batch).step_by(c.images()) {
-                let images = c.images().min(geometry.batch - first);
-                let block = first * geometry.groups + group;
-                let image = &x[block * c.image()..][..images * c.image()];
-                let dy =
-                    columns(&dy[block * c.outputs()..][..images * c.outputs()], outputs, positions, read);
-                for tile in c.tiles() {
-                    let (windows, matrix) = side_by_side(c, image, &tile, windows, parallel);
-                    gemm(
-                        [outputs, images * tile.len(), terms],
-                        (&mut *sums, weight_matrix(c)),
-                        (dy, tile_of(&tile, images * positions)),
-                        (windows, matrix.transposed()),
-                        Multiply { factor: S::Real::ONE, add, parallel },
-                    );
-                    add = true;
-                }
-            }
-            if !add {
-                sums.fill(S::Real::ZERO); // no image
-            }
-        });
-    });
+    let mut add = false;
+    for first in of.clone().step_by(c.images()) {
+        let images = c.images().min(of.end - first);
+        let block = first * geometry.groups + group;
+        let image = &x[block * c.image()..][..images * c.image()];
+        let dy = columns(&dy[block * c.outputs()..][..images * c.outputs()], outputs, positions, read);
+        for tile in c.tiles() {
+            let (windows, matrix) = side_by_side(c, image, &tile, windows, parallel);
+            gemm(
+                [outputs, images * tile.len(), terms],
+                (&mut *sums, weight_matrix(c)),
+                (dy, tile_of(&tile, images * positions)),
+                (windows, matrix.transposed()),
+                Multiply { factor: S::Real::ONE, add, parallel },
+            );
+            add = true;
+        }
+    }
+    if !add {
+        sums.fill(S::Real::ZERO); // no image
+    }
 }
 
 /// Returns the matrix of the weight of a group that is computed.

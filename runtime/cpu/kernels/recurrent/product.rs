@@ -12,8 +12,18 @@ use std::ops::Range;
 
 /// The columns of a panel.
 pub(super) const LANES: usize = crate::scratch::PANEL;
-/// The rows that are multiplied at once: with two vectors of eight columns each, their sums fill the registers of AVX2.
-const ROWS: usize = 6;
+/// The largest number of rows that are multiplied at once.
+const ROWS: usize = 8;
+
+/// Returns the number of rows that are multiplied at once. Their sums are in registers: in 16 with two vectors a row in AVX2, or in 32 with one
+/// in AVX-512. An addition takes four cycles, in which a core begins eight, so few rows would wait.
+fn rows_at_once<T>() -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        return ROWS * size_of::<f32>() / size_of::<T>();
+    }
+    6
+}
 
 /// A matrix `[depth, sections · columns]` in panels. Each section begins with a panel, whose missing columns are zeros at the section's end.
 pub(super) struct Packed<'a, T> {
@@ -80,7 +90,7 @@ impl<'a, T: Real> Packed<'a, T> {
                 let panel = &self.panels[(section * of_section + panel) * self.depth * LANES..];
                 let panel = &panel[..self.depth * LANES];
                 let all = rows.len() / self.depth;
-                for rows_at_once in parts(all, ROWS) {
+                for rows_at_once in parts(all, rows_at_once::<T>()) {
                     let sums = &mut sums[rows_at_once.start * self.sections..];
                     let rows = &rows[rows_at_once.start * self.depth..rows_at_once.end * self.depth];
                     let mut made = [[T::ZERO; LANES]; ROWS];
@@ -104,14 +114,15 @@ fn parts(size: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
 vectorized! {
     /// Multiplies up to [`ROWS`] rows of this depth with a panel.
     fn multiply<'a; T: Real>(rows: &'a [T], depth: usize, panel: &'a [T], made: &'a mut [[T; LANES]; ROWS]) {
-        match rows.len() / depth {
-            6 => multiply_rows::<T, 6>(rows, depth, panel, made),
-            5 => multiply_rows::<T, 5>(rows, depth, panel, made),
-            4 => multiply_rows::<T, 4>(rows, depth, panel, made),
-            3 => multiply_rows::<T, 3>(rows, depth, panel, made),
-            2 => multiply_rows::<T, 2>(rows, depth, panel, made),
-            _ => multiply_rows::<T, 1>(rows, depth, panel, made),
+        macro_rules! multiply_these {
+            ($($count:literal)*) => {
+                match rows.len() / depth {
+                    $($count => multiply_rows::<T, $count>(rows, depth, panel, made),)*
+                    count => unreachable!("{count} rows at once"),
+                }
+            };
         }
+        multiply_these!(1 2 3 4 5 6 7 8);
     }
 }
 

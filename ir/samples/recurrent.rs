@@ -7,7 +7,9 @@ use crate::ops::recurrent::{Cell, Recurrent, RecurrentGrad};
 /// Every cell in both directions, with and without lengths.
 pub(super) fn recurrent() -> Vec<Sample> {
     let ways = [(false, false), (false, true), (true, false), (true, true)];
-    let samples = Cell::ALL.into_iter().flat_map(|(cell, _)| ways.map(|way| layer(cell, way, [3, 4, 6])));
+    let samples = Cell::ALL.into_iter().flat_map(|(cell, _)| {
+        ways.map(|way| layer(cell, way, [3, 4, 6])).into_iter().chain([layer(cell, (false, true), [2, 1, 5])])
+    });
     samples.flatten().collect()
 }
 

@@ -241,7 +241,7 @@ mod tests {
                     for part in 0..c.parts() {
                         let images = c.images_of(part);
                         assert!(images.start == next && images.end > next, "{images:?} of {batch}");
-                        assert!(images.end == batch || images.end % c.images() == 0);
+                        assert!(images.end == batch || images.end.is_multiple_of(c.images()));
                         next = images.end;
                     }
                     assert_eq!(next, batch);

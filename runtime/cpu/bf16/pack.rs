@@ -22,7 +22,7 @@ pub(crate) struct Operand<'a> {
 }
 
 /// The pairs of a tile, by lines and then pairs, or the other way round.
-pub(super) type Tile = [[u32; TILE]; TILE];
+pub(super) type Tile<T = u32> = [[T; TILE]; TILE];
 
 /// Packs a block of a panel: `terms` terms from the operand's start on, at most [`TERMS`], of at most [`SIDE`] lines. There are zeros in place
 /// of other lines and terms.
@@ -81,14 +81,12 @@ fn rows_of(numbers: &[bf16], at: isize, apart: isize, tile: &mut Tile) {
 /// Pairs the terms of 16 lines that are neighbours, for each pair a row of a tile.
 fn columns_of(numbers: &[bf16], at: isize, apart: isize, tile: &mut Tile) {
     // The first terms of all pairs, and the second ones: one long loop over both uses vector instructions.
-    let mut terms = [[[bf16::ZERO; TILE]; TILE]; 2];
-    for pair in 0..TILE {
-        for (of_pair, terms) in terms.iter_mut().enumerate() {
-            let from = at + (2 * pair + of_pair) as isize * apart;
-            terms[pair].copy_from_slice(&numbers[from as usize..][..TILE]);
-        }
-    }
-    let [first, second] = &terms;
+    let lines_of = |term: usize| -> [bf16; TILE] {
+        let from = (at + term as isize * apart) as usize;
+        numbers[from..][..TILE].try_into().expect("16 lines")
+    };
+    let [first, second]: [Tile<bf16>; 2] =
+        [0, 1].map(|of_pair| std::array::from_fn(|pair| lines_of(2 * pair + of_pair)));
     pairs_of(first.as_flattened(), second.as_flattened(), tile.as_flattened_mut());
 }
 

@@ -42,14 +42,14 @@ struct Product<'a> {
     sizes: [usize; 2],
     summed: StridedLoop,
     inner: &'a [StridedLoop],
-    result: Result,
+    result: Destination,
     is_exchanged: bool,
     multiply: MultiplyFn,
 }
 
 /// The place of a result in a slice.
 #[derive(Clone, Copy)]
-struct Result {
+struct Destination {
     start: isize,
     /// The distances from row to row and from column to column.
     strides: [isize; 2],
@@ -78,7 +78,7 @@ impl<'a> Product<'a> {
             sizes: sides.map(|(_, lines)| lines.size),
             summed: *summed,
             inner,
-            result: Result { start: 0, strides: sides.map(|(_, lines)| lines.strides[2]) },
+            result: Destination { start: 0, strides: sides.map(|(_, lines)| lines.strides[2]) },
             is_exchanged,
             multiply,
         }
@@ -134,10 +134,29 @@ impl<'a> Product<'a> {
                             self.pack(1, columns.start + i, blocks.clone(), panel);
                         });
                     }
-                    let step =
-                        Step { product: self, columns: columns.clone(), blocks, is_last: false, right };
-                    let step = Step { is_last: step.blocks.end == whole.blocks, ..step };
+                    let is_last = blocks.end == whole.blocks;
+                    let step = Step { product: self, columns: columns.clone(), blocks, is_last, right };
                     step.run(rows.clone(), out, left, bytemuck::cast_slice_mut(sums), part);
+                }
+            }
+        }
+    }
+
+    /// Stores the rounded sums of two panels in the result.
+    fn store(&self, rounded: &[[bf16; TILE]; 4 * TILE], panels: [usize; 2], out: &mut [bf16], first: isize) {
+        let [down, right] = self.result.strides;
+        let [rows, columns] =
+            [0, 1].map(|side| panels[side] * SIDE..self.sizes[side].min((panels[side] + 1) * SIDE));
+        for (i, row) in rows.enumerate() {
+            let at = first + row as isize * down + columns.start as isize * right;
+            for (half, start) in (0..columns.len()).step_by(TILE).enumerate() {
+                let (from, at) = (&rounded[place(i, half)], at + start as isize * right);
+                let count = TILE.min(columns.len() - start);
+                if right == 1 && count == TILE {
+                    out[at as usize..][..TILE].copy_from_slice(from);
+                } else {
+                    let from = from.iter().take(count).enumerate();
+                    from.for_each(|(j, from)| out[(at + j as isize * right) as usize] = *from);
                 }
             }
         }
@@ -157,7 +176,7 @@ struct Step<'a> {
 impl Step<'_> {
     /// Distributes the rows over tasks, if the rows of the result lie one after the other.
     fn run(&self, rows: Range<usize>, out: &mut [bf16], left: &mut [u32], sums: &mut [f32], part: Part) {
-        let Result { start, strides: [down, right] } = self.product.result;
+        let Destination { start, strides: [down, right] } = self.product.result;
         let of_task = rows.len().div_ceil(part.tasks());
         let tasks = rows.clone().step_by(of_task).map(|first| first..(first + of_task).min(rows.end));
         let tasks: Vec<_> = tasks.collect();
@@ -195,7 +214,8 @@ impl Step<'_> {
     ) {
         let product = self.product;
         let add = self.blocks.start > 0;
-        let mut finished = Lines([[0.0; TILE]; 4 * TILE]);
+        let mut finished = Aligned([[0.0; TILE]; 4 * TILE]);
+        let mut rounded = [[bf16::ZERO; TILE]; 4 * TILE];
         let mut kept = sums.chunks_exact_mut(SIDE * SIDE);
         for row in rows {
             product.pack(0, row, self.blocks.clone(), left);
@@ -206,40 +226,17 @@ impl Step<'_> {
                 };
                 (product.multiply)(left, right, sums, add);
                 if self.is_last {
-                    product.store(sums, [row, column], out, first);
+                    narrow(sums.as_flattened(), rounded.as_flattened_mut());
+                    product.store(&rounded, [row, column], out, first);
                 }
             }
         }
     }
 }
 
-/// Rows that begin where lines of the cache begin: a row in two lines takes twice the time.
+/// Sums whose rows begin where lines of the cache begin: a row in two lines takes twice the time.
 #[repr(align(64))]
-struct Lines<T>([[T; TILE]; 4 * TILE]);
-
-impl Product<'_> {
-    /// Rounds the sums of two panels into the result.
-    fn store(&self, sums: &Sums, panels: [usize; 2], out: &mut [bf16], first: isize) {
-        let [down, right] = self.result.strides;
-        let [rows, columns] =
-            [0, 1].map(|side| panels[side] * SIDE..self.sizes[side].min((panels[side] + 1) * SIDE));
-        let mut rounded = [[bf16::ZERO; TILE]; 4 * TILE];
-        narrow(sums.as_flattened(), rounded.as_flattened_mut());
-        for (i, row) in rows.enumerate() {
-            let at = first + row as isize * down + columns.start as isize * right;
-            for (half, start) in (0..columns.len()).step_by(TILE).enumerate() {
-                let (from, at) = (&rounded[place(i, half)], at + start as isize * right);
-                let count = TILE.min(columns.len() - start);
-                if right == 1 && count == TILE {
-                    out[at as usize..][..TILE].copy_from_slice(from);
-                } else {
-                    let from = from.iter().take(count).enumerate();
-                    from.for_each(|(j, from)| out[(at + j as isize * right) as usize] = *from);
-                }
-            }
-        }
-    }
-}
+struct Aligned(Sums);
 
 /// Returns neighbouring ranges of this length; the last may be shorter.
 fn ranges(size: usize, length: usize) -> impl Iterator<Item = Range<usize>> {

@@ -146,8 +146,16 @@ fn a_run_that_goes_on_with_other_flags_says_so() {
             "note: the run in run had --label-smoothing 0.0, and it continues with --label-smoothing 0.1",
         ]
     );
-    let ended = place.succeed(&format!("{flags} --microbatch 32 --steps 4 -o run --resume"));
+    let ended = place.succeed(&format!("{flags} --microbatch 32 --steps 4 --device cpu -o run --resume"));
     assert!(!ended.stderr.contains("note: the run in run"), "{}", ended.stderr);
+    // As if the run had been on a processor with AMX.
+    let config = String::from_utf8(place.read("run/config.toml")).expect("it is text");
+    place.write("run/config.toml", config.replace("device = \"cpu\"", "device = \"cpu-amx\"").as_bytes());
+    let ended = place.succeed(&format!("{flags} --microbatch 32 --steps 5 -o run --resume"));
+    assert_eq!(
+        notes(&ended),
+        ["note: the run in run had --device cpu-amx, and it continues with --device cpu"]
+    );
 }
 
 #[test]

@@ -5,23 +5,25 @@ use testing::{testdata, verification, workplace::Workplace};
 use trainyard::diagnostics::{Severity, render};
 
 /// The models, each with its activation and an operator that replaces it. Both names have the same length, so the layout of the file stays.
-const MODELS: [(&str, [&str; 2]); 9] = [
-    ("bert.dynamo", ["Gelu", "Mish"]),
-    ("bert.dynamo", ["Gelu", "Selu"]),
-    ("t5.dynamo", ["Relu", "Celu"]),
-    ("gpt2-fp16.dynamo", ["Tanh", "Tanh"]),
-    ("parted-loss.dynamo", ["Tanh", "Mish"]),
-    ("clamped-loss.dynamo", ["Tanh", "Relu"]),
-    ("joined-loss.dynamo", ["Tanh", "Selu"]),
-    ("quotient-loss.dynamo", ["Tanh", "Gelu"]),
-    ("smoothed-loss.dynamo", ["Tanh", "Celu"]),
+const MODELS: [(&str, [&str; 2]); 11] = [
+    ("models/bert.dynamo", ["Gelu", "Mish"]),
+    ("models/bert.dynamo", ["Gelu", "Selu"]),
+    ("models/t5.dynamo", ["Relu", "Celu"]),
+    ("models/gpt2-fp16.dynamo", ["Tanh", "Tanh"]),
+    ("models/parted-loss.dynamo", ["Tanh", "Mish"]),
+    ("models/clamped-loss.dynamo", ["Tanh", "Relu"]),
+    ("models/joined-loss.dynamo", ["Tanh", "Selu"]),
+    ("models/quotient-loss.dynamo", ["Tanh", "Gelu"]),
+    ("models/smoothed-loss.dynamo", ["Tanh", "Celu"]),
+    ("recurrent", ["LSTM", "LSTM"]),
+    ("recurrent-layers", ["GRU", "GRU"]),
 ];
 
 /// Choices of flags.
 const AXES: [&[&str]; 4] = [
     &["", "sgd", "momentum", "adagrad:eps=1e-8", "lion", "adafactor", "adam:moments=8bit"],
     &["", "dp=2", "tp=2", "pp=2", "pp=2,dp=2 --zero 1", "pp=2,tp=2 --schedule gpipe", "dp=2 --zero 3"],
-    &["", "--bf16", "--fp16"],
+    &["", "--bf16", "--fp16", "--bf16 --mode cpu-amx", "--bf16 --mode cpu-avx512-bf16"],
     &[
         "",
         "--recompute full",
@@ -67,7 +69,7 @@ fn rows() -> Vec<Row> {
 
 /// The file of a model with another activation.
 fn file(place: &Workplace, (model, [old, new]): (&str, [&str; 2])) -> std::path::PathBuf {
-    let mut bytes = std::fs::read(testdata(&format!("models/{model}.onnx"))).expect("the model is there");
+    let mut bytes = std::fs::read(testdata(&format!("{model}.onnx"))).expect("the model is there");
     // The field `op_type` of a node: its tag, its length, its letters.
     let operator = |name: &str| [&[0x22, name.len() as u8], name.as_bytes()].concat();
     let (old, new) = (operator(old), operator(new));
@@ -75,7 +77,7 @@ fn file(place: &Workplace, (model, [old, new]): (&str, [&str; 2])) -> std::path:
         (0..bytes.len() - old.len()).filter(|&at| bytes[at..].starts_with(&old)).collect();
     assert!(!places.is_empty(), "{model} has no such activation");
     places.into_iter().for_each(|at| bytes[at..at + new.len()].copy_from_slice(&new));
-    let name = format!("{model}-{}.onnx", String::from_utf8_lossy(&new[2..]));
+    let name = format!("{}-{}.onnx", model.replace('/', "-"), String::from_utf8_lossy(&new[2..]));
     place.write(&name, &bytes);
     place.path(&name)
 }

@@ -85,6 +85,32 @@ pub(super) const fn place(row: usize, half: usize) -> usize {
     (row / TILE * 2 + half) * TILE + row % TILE
 }
 
+/// The numbers of a pair of the left operand, and those of a pair of the right one.
+type Factors = [[f32; 2]; 2];
+
+/// Multiplies two panels on any processor. `add_row` adds the products of a row of 16 pairs with a column of 16 pairs to a sum, in the order
+/// of an instruction.
+fn emulate(
+    [left, right]: [&[u32]; 2],
+    sums: &mut Sums,
+    add: bool,
+    add_row: impl Fn(f32, [Factors; TILE]) -> f32,
+) {
+    if !add {
+        sums.as_flattened_mut().fill(0.0);
+    }
+    for (left, right) in left.chunks_exact(BLOCK).zip(right.chunks_exact(BLOCK)) {
+        for (row, column) in (0..SIDE).flat_map(|row| (0..SIDE).map(move |column| (row, column))) {
+            let factors = std::array::from_fn(|pair| {
+                let of_right = (column / TILE * TILE + pair) * TILE + column % TILE;
+                [left[row * TILE + pair], right[of_right]].map(numbers)
+            });
+            let sum = &mut sums[place(row, column / TILE)][column % TILE];
+            *sum = add_row(*sum, factors);
+        }
+    }
+}
+
 /// Returns the two numbers of a pair, subnormal ones as zeros.
 fn numbers(pair: u32) -> [f32; 2] {
     [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)].map(flushed)

@@ -2,7 +2,7 @@
 //!
 //! The operation is described in Intel's *Architecture Instruction Set Extensions Programming Reference*, chapter 3.
 
-use super::{BLOCK, SIDE, Sums, TILE, flushed, multiplied, numbers, place};
+use super::{BLOCK, Sums, TILE, flushed, multiplied};
 
 /// Returns whether this processor has AMX for bf16 and the system lets this process use it.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -122,22 +122,8 @@ pub(super) fn multiply(left: &[u32], right: &[u32], sums: &mut Sums, add: bool) 
 /// Does the same as [`multiply`] on any processor: the first numbers of the 16 pairs of a tile are summed one after the other, and so are the
 /// second ones. Then both are added, and then their sum is added to the result.
 pub(super) fn emulate(left: &[u32], right: &[u32], sums: &mut Sums, add: bool) {
-    if !add {
-        sums.as_flattened_mut().fill(0.0);
-    }
-    for (left, right) in left.chunks_exact(BLOCK).zip(right.chunks_exact(BLOCK)) {
-        for row in 0..SIDE {
-            let pairs = &left[row * TILE..][..TILE];
-            for column in 0..SIDE {
-                let mut of_tile = [0.0; 2];
-                for (pair, &left) in pairs.iter().enumerate() {
-                    let right = right[(column / TILE * TILE + pair) * TILE + column % TILE];
-                    let [a, b] = [numbers(left), numbers(right)];
-                    of_tile = [0, 1].map(|i| multiplied(a[i], b[i], of_tile[i]));
-                }
-                let sum = &mut sums[place(row, column / TILE)][column % TILE];
-                *sum = flushed(flushed(*sum) + flushed(of_tile[0] + of_tile[1]));
-            }
-        }
-    }
+    super::emulate([left, right], sums, add, |sum, factors| {
+        let of_tile = [0, 1].map(|i| factors.iter().fold(0.0, |sum, [a, b]| multiplied(a[i], b[i], sum)));
+        flushed(flushed(sum) + flushed(of_tile[0] + of_tile[1]))
+    });
 }

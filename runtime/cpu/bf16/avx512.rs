@@ -2,7 +2,7 @@
 //!
 //! The operation is described in Intel's *Architecture Instruction Set Extensions Programming Reference*, chapter 2.
 
-use super::{BLOCK, SIDE, Sums, TILE, multiplied, numbers, place};
+use super::{BLOCK, SIDE, Sums, TILE, multiplied, place};
 
 /// Returns whether this processor has the instruction.
 #[cfg(target_arch = "x86_64")]
@@ -95,19 +95,7 @@ pub(super) fn multiply(left: &[u32], right: &[u32], sums: &mut Sums, add: bool) 
 
 /// Does the same as [`multiply`] on any processor: the products are added to the sum one by one, in each pair the second one first.
 pub(super) fn emulate(left: &[u32], right: &[u32], sums: &mut Sums, add: bool) {
-    if !add {
-        sums.as_flattened_mut().fill(0.0);
-    }
-    for (left, right) in left.chunks_exact(BLOCK).zip(right.chunks_exact(BLOCK)) {
-        for row in 0..SIDE {
-            for column in 0..SIDE {
-                let sum = &mut sums[place(row, column / TILE)][column % TILE];
-                for pair in 0..TILE {
-                    let left = numbers(left[row * TILE + pair]);
-                    let right = numbers(right[(column / TILE * TILE + pair) * TILE + column % TILE]);
-                    *sum = multiplied(left[0], right[0], multiplied(left[1], right[1], *sum));
-                }
-            }
-        }
-    }
+    super::emulate([left, right], sums, add, |sum, factors| {
+        factors.iter().fold(sum, |sum, [a, b]| multiplied(a[0], b[0], multiplied(a[1], b[1], sum)))
+    });
 }
